@@ -1,0 +1,149 @@
+"""Kernel records: what a backend declares about one implementation of one op.
+
+Declaring is cheap and imports nothing heavy: ``prepare`` is normally a ``"module:function"`` string
+that is imported when the kernel is first prepared. Everything declared here gates a decision;
+a field that no decision reads does not belong here.
+
+>>> from phyai.predicates import match
+>>> kernel = Kernel(
+...     id="example.gemm.bf16", op="gemm", band=Band.OPTIMIZED,
+...     when=match({"device.type": "cuda", "dtype.x": "bf16", "shape.K": "%8"}),
+...     capture=Capture.SAFE, numerics=Numerics(reproducible=True),
+...     prepare="example_backend.gemm:prepare")
+>>> kernel.backend, kernel.variant
+('example', 'bf16')
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import attrs
+
+from phyai.errors import DeclarationError
+from phyai.facts import Facts
+from phyai.predicates import Predicate
+
+
+class Band(enum.IntEnum):
+    """Coarse order between kernels that nothing else orders; higher is preferred."""
+
+    REFERENCE = 0  # plain and right
+    GENERAL = 1  # a library's general call
+    OPTIMIZED = 2  # tuned for the hardware
+    SPECIALIZED = 3  # tuned for the shape
+
+
+class Capture(enum.Enum):
+    """Whether ``run`` may be recorded into a CUDA graph."""
+
+    SAFE = "safe"
+    AFTER_WARMUP = "after_warmup"  # one eager call first: it loads modules or allocates scratch
+    NEVER = "never"
+
+
+@attrs.frozen
+class Numerics:
+    """What a kernel promises about its numbers.
+
+    ``reproducible``: the same call gives the same bits every time. ``batch_invariant``: a row's
+    result does not depend on the other rows of the call. ``accumulation``: the accumulator's type.
+    """
+
+    reproducible: bool
+    batch_invariant: bool = False
+    accumulation: str = "fp32"
+
+
+@attrs.frozen
+class Prepared:
+    """A kernel made ready for one call site.
+
+    ``run(*tensors, out=None, state=None)`` takes the op's input tensors in signature order (None for
+    an optional one that is absent) and returns its outputs (one tensor, or a tuple). ``out`` is a
+    preallocated output (or tuple), ``state`` what ``plan`` returned. ``plan(metadata) -> state`` is
+    called once per step and its state is shared by every site with the same ``plan_key``.
+    ``refresh(weights)`` takes new weights of the same shapes in place, so that captured graphs stay
+    valid. A field that is None means that the kernel does not offer it.
+    """
+
+    run: Callable[..., Any]
+    plan: Callable[[Mapping[str, Any]], Any] | None = None
+    refresh: Callable[[Mapping[str, Any]], None] | None = None
+    plan_key: object = None
+
+
+class Resources(Protocol):
+    """What an engine lends to the kernels that it prepares. Owned by the engine, never global."""
+
+    def workspace(self, key: str, nbytes: int) -> Any:
+        """A uint8 tensor of at least ``nbytes`` on the site's device, shared by all who use ``key``."""
+
+    def shared(self, key: object, make: Callable[[], Any]) -> Any:
+        """The object made once per engine for ``key`` (a cuBLAS handle, a FlashInfer wrapper, …)."""
+
+    def site(self, part: str, op: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
+        """A nested call site, for the decomposition of a composite op."""
+
+
+PrepareFn = Callable[[Facts, Mapping[str, Any], Mapping[str, Any], Resources], Prepared]
+
+
+@attrs.frozen
+class Param:
+    """One parameter that a policy's ``params`` may give to a kernel."""
+
+    name: str
+    doc: str
+    values: tuple[Any, ...] | None = None
+    default: Any = None
+
+
+def _check_id(_: Any, __: Any, value: str) -> None:
+    parts = value.split(".")
+    if len(parts) < 2 or not all(parts):
+        raise DeclarationError(f"kernel id {value!r} must read <backend>.<op>[.<variant>]")
+
+
+@attrs.frozen
+class Kernel:
+    """One implementation of one op, as a backend declares it.
+
+    ``id`` is ``<backend>.<op>[.<variant>]``. ``when`` is exactly true: it holds for every call that the
+    kernel computes correctly and for no other. ``rank`` orders kernels of one backend inside a band
+    (higher first). ``specializes_on`` lists the dynamic facts that ``prepare`` may read; reading another
+    raises. ``layouts`` are the weight layouts it reads; ``plain`` is the layout of ordinary tensors.
+    """
+
+    id: str = attrs.field(validator=_check_id)
+    op: str
+    when: Predicate
+    prepare: str | PrepareFn = attrs.field(repr=False)
+    capture: Capture
+    numerics: Numerics
+    band: Band = Band.GENERAL
+    rank: int = 0
+    specializes_on: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ("plain",)
+    params: tuple[Param, ...] = ()
+    doc: str = ""
+
+    @property
+    def backend(self) -> str:
+        return self.id.split(".", 1)[0]
+
+    @property
+    def variant(self) -> str | None:
+        head = f"{self.backend}.{self.op}."
+        return self.id[len(head) :] if self.id.startswith(head) else None
+
+    def load(self) -> PrepareFn:
+        """Import and return ``prepare``. The only place where a kernel's library is imported."""
+        if not isinstance(self.prepare, str):
+            return self.prepare
+        module, _, attribute = self.prepare.partition(":")
+        target = getattr(importlib.import_module(module), attribute)
+        return target  # type: ignore[no-any-return]

@@ -1,0 +1,203 @@
+"""Ops: the named computations that kernels implement and models call.
+
+An op is data: tensors with symbolic shapes, attributes, the facts that a call yields, real argument
+shapes, and the tolerance that results are held to. This module imports no tensor library.
+
+Symbolic shapes are tuples of dimension names. A name that starts with ``...`` stands for any number
+of leading dimensions, and its value is their product: ``("...M", "K")`` of a ``(2, 25, 64)`` tensor
+gives M = 50 and K = 64.
+
+>>> x = Tensor("x", ("...M", "K"), "input")
+>>> bind_dims((x,), {"x": (2, 25, 64)})
+{'M': 50, 'K': 64}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from phyai.errors import CallError
+from phyai.facts import FactKind, FactSpec, FactValue
+
+FLOATS: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp64")
+
+
+@attrs.frozen
+class Tensor:
+    """One tensor of a signature.
+
+    ``kind`` is ``input`` (given to every call, positionally), ``weight`` (bound when the site is made),
+    ``output``, or ``metadata`` (goes to ``plan``). ``mutated`` inputs are written by the call.
+    ``fill`` says how inputs are synthesized: ``normal``, ``uniform``, ``zeros``, ``ones``, ``near_one``,
+    ``mask`` (bool, no row empty), ``positions``, ``ids``; an op with needs of its own gives ``synthesize``.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    kind: str = "input"
+    dtypes: tuple[str, ...] = FLOATS
+    optional: bool = False
+    mutated: bool = False
+    fill: str = "normal"
+    doc: str = ""
+
+
+@attrs.frozen
+class Attr:
+    """One attribute of a signature. Kernels must honour it or not be eligible."""
+
+    name: str
+    kind: FactKind
+    default: Any
+    doc: str
+    values: tuple[Any, ...] | None = None
+
+
+@attrs.frozen
+class Dim:
+    """One symbolic dimension. Dynamic ones vary from call to call (M, lengths)."""
+
+    name: str
+    doc: str
+    dynamic: bool = False
+    minimum: int = 1
+
+
+@attrs.frozen
+class ArgSpec:
+    """Real arguments of an op, from a real model: shared by tests, benchmarks and tuning.
+
+    ``dims`` gives every symbolic dimension, ``dtypes`` overrides the op's default per tensor, ``attrs``
+    the attributes, ``present`` the optional tensors that are given. ``facts`` adds what the model says
+    of the site (role, layer, model.family, quant.*).
+    """
+
+    name: str
+    dims: Mapping[str, int]
+    dtypes: Mapping[str, str] = attrs.field(factory=dict)
+    attrs: Mapping[str, Any] = attrs.field(factory=dict)
+    present: tuple[str, ...] = ()
+    facts: Mapping[str, FactValue] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Tolerance:
+    """``|got - want| <= atol + rtol * |want|`` against float64, per element, plus a bound on the
+    relative Frobenius error; for one output dtype."""
+
+    rtol: float
+    atol: float
+    relative_norm: float
+
+
+#: What rounding once to the output dtype and accumulating in float32 allows.
+DEFAULT_TOLERANCE: Mapping[str, Tolerance] = {
+    "fp64": Tolerance(1e-9, 1e-10, 1e-10),
+    "fp32": Tolerance(1e-4, 1e-5, 1e-5),
+    "fp16": Tolerance(1e-2, 1e-3, 2e-3),
+    "bf16": Tolerance(4e-2, 8e-3, 8e-3),
+}
+
+
+@attrs.frozen
+class Part:
+    """One part of a composite op: a call of another op. ``weights`` maps that op's weight names to the
+    composite's; ``attrs`` maps its attributes to the composite's attribute names or to constants."""
+
+    name: str
+    op: str
+    weights: Mapping[str, str] = attrs.field(factory=dict)
+    attrs: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Op:
+    """A named computation.
+
+    ``doc`` states the mathematics as equivalent code. ``dims`` become the facts ``shape.<dim>``; every
+    tensor's dtype becomes ``dtype.<tensor>`` (absent when an optional tensor is absent); every attribute
+    ``attrs.<name>`` (absent when its value is None). ``extra_facts`` declares what else ``derive`` adds.
+    ``parts`` and ``compose`` (``"module:function"``) make it composite: the decomposition, written once.
+    ``synthesize`` (``"module:function"``) replaces the generic input synthesis.
+    """
+
+    name: str
+    doc: str
+    tensors: tuple[Tensor, ...]
+    dims: tuple[Dim, ...]
+    attributes: tuple[Attr, ...] = ()
+    aliases: tuple[str, ...] = ()
+    extra_facts: tuple[FactSpec, ...] = ()
+    derive: Callable[[Mapping[str, FactValue]], Mapping[str, FactValue]] | None = None
+    tolerance: Mapping[str, Tolerance] = attrs.field(factory=lambda: dict(DEFAULT_TOLERANCE))
+    arg_specs: tuple[ArgSpec, ...] = ()
+    parts: tuple[Part, ...] = ()
+    compose: str | None = None
+    synthesize: str | None = None
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.kind == "input")
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.kind == "weight")
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.kind == "output")
+
+    @property
+    def metadata(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.kind == "metadata")
+
+    @property
+    def composite(self) -> bool:
+        return bool(self.parts)
+
+    def fact_specs(self) -> tuple[FactSpec, ...]:
+        """Every fact that a call of this op yields beyond the core's."""
+        specs = [FactSpec(f"shape.{d.name}", FactKind.NUMBER, d.doc, d.dynamic, minimum=d.minimum) for d in self.dims]
+        specs += [
+            FactSpec(f"dtype.{t.name}", FactKind.NAME, f"dtype of {t.name}", values=t.dtypes) for t in self.tensors
+        ]
+        for a in self.attributes:
+            names = tuple(str(v) for v in a.values) if a.values and a.kind is FactKind.NAME else None
+            specs.append(FactSpec(f"attrs.{a.name}", a.kind, a.doc, values=names))
+        return (*specs, *self.extra_facts)
+
+
+def bind_dims(tensors: Iterable[Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The value of every symbolic dimension, from the shapes of the tensors that are present.
+
+    Raises:
+        CallError: a tensor has the wrong number of dimensions, or two tensors disagree on one.
+    """
+    dims: dict[str, int] = {}
+    for tensor in tensors:
+        shape = shapes.get(tensor.name)
+        if shape is None:
+            continue
+        wanted = " ".join(tensor.dims)
+        leading = bool(tensor.dims) and tensor.dims[0].startswith("...")
+        fixed = tensor.dims[1:] if leading else tensor.dims
+        if len(shape) < len(fixed) or (not leading and len(shape) != len(fixed)):
+            raise CallError(f"{tensor.name} has shape {tuple(shape)}; the signature asks for ({wanted})")
+        split = len(shape) - len(fixed)
+        found = list(zip(fixed, shape[split:], strict=True))
+        if leading:
+            found.insert(0, (tensor.dims[0][3:], math.prod(shape[:split])))
+        for name, size in found:
+            if name.isdigit():  # a literal size
+                if int(name) != size:
+                    raise CallError(f"{tensor.name} has shape {tuple(shape)}; ({wanted}) asks for {name} there")
+            elif dims.setdefault(name, size) != size:
+                raise CallError(
+                    f"{tensor.name} has shape {tuple(shape)}, so {name}={size} by ({wanted}), "
+                    f"but {name}={dims[name]} by the tensors before it"
+                )
+    return dims
