@@ -1,0 +1,88 @@
+"""The project's sessions: ``python3 -m nox -l`` lists them.
+
+``demo`` and ``tests`` are what a new user runs; the others check one thing each. Sessions that need a GPU skip with the
+reason where there is none.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.default_venv_backend = "venv"
+
+ROOT = Path(__file__).parent
+CONSTRAINTS = str(ROOT / "constraints.txt")
+CORE, REFERENCE, MODELS = "phyai-core", "phyai-backend-reference", "phyai-models"
+GPU_BACKENDS = ("phyai-backend-cuda", "phyai-backend-flashinfer")
+CPU = (CORE, REFERENCE, MODELS)
+TEST_TOOLS = ("pytest>=8", "hypothesis>=6.100", "build>=1.2", "hatchling>=1.27", "editables", "pytest-timeout")
+DEMO_TOOLS = ("matplotlib>=3.8", "scikit-image>=0.24")
+
+
+def install(session: nox.Session, *distributions: str, tools: tuple[str, ...] = ()) -> None:
+    """Install distributions from their folders, editable, under the project's constraints."""
+    arguments: list[str] = []
+    for name in distributions:
+        arguments += ["-e", name]
+    session.install("-q", "-c", CONSTRAINTS, *arguments, *tools)
+
+
+def require_gpu(session: nox.Session) -> None:
+    if shutil.which("nvidia-smi") is None:
+        session.skip("needs an NVIDIA GPU: nvidia-smi was not found on PATH")
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Run a small π0.5 on real photographs under two policies; print both decision tables and write a PNG."""
+    install(session, *CPU, tools=DEMO_TOOLS)
+    session.run("phyai", "demo", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Every test that runs without a GPU, over all distributions, with the doctests."""
+    install(session, *CPU, *GPU_BACKENDS, tools=(*TEST_TOOLS, *DEMO_TOOLS))
+    session.env["OMP_NUM_THREADS"] = "2"
+    targets = [f"{name}/tests" for name in (*CPU, *GPU_BACKENDS)] + ["tests"]
+    session.run("python", "-m", "pytest", "--timeout=600", *(session.posargs or targets))
+    if not session.posargs:
+        sources = [f"{name}/src" for name in CPU]
+        session.run("python", "-m", "pytest", "-q", "--doctest-modules", *sources)
+
+
+@nox.session
+@nox.parametrize("distribution", [*CPU, *GPU_BACKENDS])
+def unit(session: nox.Session, distribution: str) -> None:
+    """The tests of one distribution, in an environment with only what it depends on."""
+    needs = {CORE: (CORE,), REFERENCE: (CORE, REFERENCE), MODELS: CPU}.get(distribution, (CORE, REFERENCE, distribution))
+    install(session, *needs, tools=TEST_TOOLS)
+    session.run("python", "-m", "pytest", f"{distribution}/tests", *session.posargs)
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """The tests marked ``gpu``."""
+    require_gpu(session)
+    install(session, *CPU, *GPU_BACKENDS, tools=TEST_TOOLS)
+    session.run("python", "-m", "pytest", "-m", "gpu", *(session.posargs or [f"{n}/tests" for n in (*CPU, *GPU_BACKENDS)]))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff: style and formatting."""
+    session.install("-q", "ruff>=0.9")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy, strict on the core."""
+    install(session, *CPU, tools=("mypy>=1.13",))
+    session.run("mypy", "--strict", "-p", "phyai")
+    session.run("mypy", "-p", "phyai_backend_reference", "-p", "phyai_models")
