@@ -105,13 +105,21 @@ DEFAULT_TOLERANCE: Mapping[str, Tolerance] = {
 
 @attrs.frozen
 class Part:
-    """One part of a composite op: a call of another op. ``weights`` maps that op's weight names to the
-    composite's; ``attrs`` maps its attributes to the composite's attribute names or to constants."""
+    """One part of a composite op: a call of another op.
+
+    ``weights`` maps that op's weight names to the composite's; ``attrs`` maps its attributes to the
+    composite's attribute names or to constants. ``dims`` maps its dimensions to the composite's, by name
+    or by a function of the composite's dimensions (``{"N": lambda d: 2 * d["I"]}``); those not named are
+    the composite's of the same name. ``dtypes`` maps its tensors to the composite's tensors of the same
+    dtype or to a dtype; those not named take the composite's main dtype.
+    """
 
     name: str
     op: str
     weights: Mapping[str, str] = attrs.field(factory=dict)
     attrs: Mapping[str, Any] = attrs.field(factory=dict)
+    dims: Mapping[str, str | Callable[[Mapping[str, int]], int]] = attrs.field(factory=dict)
+    dtypes: Mapping[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -121,7 +129,9 @@ class Op:
     ``doc`` states the mathematics as equivalent code. ``dims`` become the facts ``shape.<dim>``; every
     tensor's dtype becomes ``dtype.<tensor>`` (absent when an optional tensor is absent); every attribute
     ``attrs.<name>`` (absent when its value is None). ``extra_facts`` declares what else ``derive`` adds.
-    ``parts`` and ``compose`` (``"module:function"``) make it composite: the decomposition, written once.
+    ``parts`` and ``compose`` (``"module:function"``) make it composite: the decomposition, written once as
+    ``compose(sites, facts) -> run``, where ``sites`` maps part names to call sites and ``run`` takes the
+    op's inputs, ``out`` and ``state`` like any prepared kernel.
     ``synthesize`` (``"module:function"``) replaces the generic input synthesis.
     """
 
