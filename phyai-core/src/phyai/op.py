@@ -3,30 +3,34 @@
 An op is data: tensors with symbolic shapes, attributes, the facts that a call yields, real argument
 shapes, and the tolerance that results are held to. This module imports no tensor library.
 
-Symbolic shapes are tuples of dimension names. A name that starts with ``...`` stands for any number
-of leading dimensions, and its value is their product: ``("...M", "K")`` of a ``(2, 25, 64)`` tensor
-gives M = 50 and K = 64.
+Symbolic shapes are tuples of dimension names. One name may start with ``...``: it stands for any
+number of dimensions, and its value is their product: ``("...M", "K")`` of a ``(2, 25, 64)`` tensor gives
+M = 50 and K = 64. A dimension may also be a literal (``"3"``) or a size that follows from a name
+(``"3*D"``, ``"B+1"``, ``"K-1"``).
 
 >>> x = Tensor("x", ("...M", "K"), "input")
 >>> bind_dims((x,), {"x": (2, 25, 64)})
 {'M': 50, 'K': 64}
+>>> bind_dims((Tensor("modulation", ("...R", "3*D")),), {"modulation": (4, 96)})
+{'R': 4, 'D': 32}
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import attrs
+from attrs import field, frozen
 
-from phyai.errors import CallError
+from phyai.errors import CallError, DeclarationError
 from phyai.facts import FactKind, FactSpec, FactValue
 
 FLOATS: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp64")
 
 
-@attrs.frozen
+@frozen
 class Tensor:
     """One tensor of a signature.
 
@@ -46,7 +50,7 @@ class Tensor:
     doc: str = ""
 
 
-@attrs.frozen
+@frozen
 class Attr:
     """One attribute of a signature. Kernels must honour it or not be eligible."""
 
@@ -57,7 +61,7 @@ class Attr:
     values: tuple[Any, ...] | None = None
 
 
-@attrs.frozen
+@frozen
 class Dim:
     """One symbolic dimension. Dynamic ones vary from call to call (M, lengths)."""
 
@@ -67,7 +71,7 @@ class Dim:
     minimum: int = 1
 
 
-@attrs.frozen
+@frozen
 class ArgSpec:
     """Real arguments of an op, from a real model: shared by tests, benchmarks and tuning.
 
@@ -78,13 +82,13 @@ class ArgSpec:
 
     name: str
     dims: Mapping[str, int]
-    dtypes: Mapping[str, str] = attrs.field(factory=dict)
-    attrs: Mapping[str, Any] = attrs.field(factory=dict)
+    dtypes: Mapping[str, str] = field(factory=dict)
+    attrs: Mapping[str, Any] = field(factory=dict)
     present: tuple[str, ...] = ()
-    facts: Mapping[str, FactValue] = attrs.field(factory=dict)
+    facts: Mapping[str, FactValue] = field(factory=dict)
 
 
-@attrs.frozen
+@frozen
 class Tolerance:
     """``|got - want| <= atol + rtol * |want|`` against float64, per element, plus a bound on the
     relative Frobenius error; for one output dtype."""
@@ -103,7 +107,7 @@ DEFAULT_TOLERANCE: Mapping[str, Tolerance] = {
 }
 
 
-@attrs.frozen
+@frozen
 class Part:
     """One part of a composite op: a call of another op.
 
@@ -116,13 +120,13 @@ class Part:
 
     name: str
     op: str
-    weights: Mapping[str, str] = attrs.field(factory=dict)
-    attrs: Mapping[str, Any] = attrs.field(factory=dict)
-    dims: Mapping[str, str | Callable[[Mapping[str, int]], int]] = attrs.field(factory=dict)
-    dtypes: Mapping[str, str] = attrs.field(factory=dict)
+    weights: Mapping[str, str] = field(factory=dict)
+    attrs: Mapping[str, Any] = field(factory=dict)
+    dims: Mapping[str, str | Callable[[Mapping[str, int]], int]] = field(factory=dict)
+    dtypes: Mapping[str, str] = field(factory=dict)
 
 
-@attrs.frozen
+@frozen
 class Op:
     """A named computation.
 
@@ -143,7 +147,7 @@ class Op:
     aliases: tuple[str, ...] = ()
     extra_facts: tuple[FactSpec, ...] = ()
     derive: Callable[[Mapping[str, FactValue]], Mapping[str, FactValue]] | None = None
-    tolerance: Mapping[str, Tolerance] = attrs.field(factory=lambda: dict(DEFAULT_TOLERANCE))
+    tolerance: Mapping[str, Tolerance] = field(factory=lambda: dict(DEFAULT_TOLERANCE))
     arg_specs: tuple[ArgSpec, ...] = ()
     parts: tuple[Part, ...] = ()
     compose: str | None = None
@@ -181,6 +185,29 @@ class Op:
         return (*specs, *self.extra_facts)
 
 
+_DIM = re.compile(r"(?:(?P<factor>\d+)\*)?(?P<name>[A-Za-z_]\w*)(?P<shift>[+-]\d+)?")
+
+
+def _parse_dim(dim: str) -> tuple[int, str, int]:
+    """``factor, name, shift`` of a dimension whose size is ``factor * name + shift``."""
+    found = _DIM.fullmatch(dim.removeprefix("..."))
+    if found is None:
+        raise DeclarationError(f"dimension {dim!r} must read like M, ...M, 3, 3*D, B+1 or K-1")
+    return int(found["factor"] or 1), found["name"], int(found["shift"] or 0)
+
+
+def dim_size(dim: str, dims: Mapping[str, int]) -> int:
+    """The size of one symbolic dimension, from the values of the named ones.
+
+    >>> dim_size("3*D", {"D": 32}), dim_size("B+1", {"B": 4}), dim_size("...M", {"M": 50}), dim_size("3", {})
+    (96, 5, 50, 3)
+    """
+    if dim.isdigit():
+        return int(dim)
+    factor, name, shift = _parse_dim(dim)
+    return factor * dims[name] + shift
+
+
 def bind_dims(tensors: Iterable[Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """The value of every symbolic dimension, from the shapes of the tensors that are present.
 
@@ -192,22 +219,34 @@ def bind_dims(tensors: Iterable[Tensor], shapes: Mapping[str, Sequence[int]]) ->
         shape = shapes.get(tensor.name)
         if shape is None:
             continue
-        wanted = " ".join(tensor.dims)
-        leading = bool(tensor.dims) and tensor.dims[0].startswith("...")
-        fixed = tensor.dims[1:] if leading else tensor.dims
-        if len(shape) < len(fixed) or (not leading and len(shape) != len(fixed)):
-            raise CallError(f"{tensor.name} has shape {tuple(shape)}; the signature asks for ({wanted})")
-        split = len(shape) - len(fixed)
-        found = list(zip(fixed, shape[split:], strict=True))
-        if leading:
-            found.insert(0, (tensor.dims[0][3:], math.prod(shape[:split])))
-        for name, size in found:
-            if name.isdigit():  # a literal size
-                if int(name) != size:
-                    raise CallError(f"{tensor.name} has shape {tuple(shape)}; ({wanted}) asks for {name} there")
-            elif dims.setdefault(name, size) != size:
+        for dim, size in _pair(tensor, tuple(shape)):
+            if dim.isdigit():  # a literal size
+                if int(dim) != size:
+                    raise CallError(f"{_shown(tensor, shape)} asks for {dim} there")
+                continue
+            factor, name, shift = _parse_dim(dim)
+            value, rest = divmod(size - shift, factor)
+            if rest:
+                raise CallError(f"{_shown(tensor, shape)} asks for a multiple of {factor} at {dim}, not {size}")
+            if dims.setdefault(name, value) != value:
                 raise CallError(
-                    f"{tensor.name} has shape {tuple(shape)}, so {name}={size} by ({wanted}), "
-                    f"but {name}={dims[name]} by the tensors before it"
+                    f"{_shown(tensor, shape)} makes {name}={value}, but {name}={dims[name]} by the tensors before it"
                 )
     return dims
+
+
+def _shown(tensor: Tensor, shape: Sequence[int]) -> str:
+    return f"{tensor.name} has shape {tuple(shape)}, which for ({' '.join(tensor.dims)})"
+
+
+def _pair(tensor: Tensor, shape: tuple[int, ...]) -> list[tuple[str, int]]:
+    """Each symbolic dimension of ``tensor`` with its size; a ``...`` one with the product of its sizes."""
+    names = tensor.dims
+    at = next((i for i, name in enumerate(names) if name.startswith("...")), None)
+    if len(shape) < len(names) - (at is not None) or (at is None and len(shape) != len(names)):
+        raise CallError(f"{tensor.name} has shape {shape}; the signature asks for ({' '.join(names)})")
+    if at is None:
+        return list(zip(names, shape, strict=True))
+    tail = len(shape) - (len(names) - at - 1)
+    variadic = (names[at], math.prod(shape[at:tail]))
+    return [*zip(names, shape[:at], strict=False), variadic, *zip(names[at + 1 :], shape[tail:], strict=True)]
