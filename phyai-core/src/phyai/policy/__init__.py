@@ -1,0 +1,39 @@
+"""The policy: what a team wants, as rules in a YAML file.
+
+::
+
+    loaded = load_policy("policy.yaml", catalog=catalog)   # PolicyError with every problem, or
+    loaded.policy, loaded.warnings                         # the file over the shipped default policy
+    aspects = loaded.policy.aspects(facts)                 # which rule settles which aspect of a call
+    aspects.restriction, aspects.preference("torch.gemm.bf16"), aspects.params("torch.gemm.bf16")
+"""
+
+from phyai.policy._model import (
+    FALLBACKS,
+    PROFILES,
+    SCHEMA,
+    Aspects,
+    Defaults,
+    Layer,
+    Location,
+    NumericsDemand,
+    Policy,
+    Restriction,
+    Rule,
+    kernel_matches,
+)
+
+__all__ = [
+    "FALLBACKS",
+    "PROFILES",
+    "SCHEMA",
+    "Aspects",
+    "Defaults",
+    "Layer",
+    "Location",
+    "NumericsDemand",
+    "Policy",
+    "Restriction",
+    "Rule",
+    "kernel_matches",
+]
