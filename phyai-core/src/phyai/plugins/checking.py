@@ -1,0 +1,221 @@
+"""Checks of what plug-ins declare, before any of it reaches a catalog.
+
+First each plug-in by itself (a problem refuses all of it), then between them (an id that two claim is
+refused to both, and both rows say so). Repeated until nothing changes, because a refused plug-in takes the
+ops it declared with it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from typing import Any
+
+import attrs
+
+from phyai.catalog import merge_vocabularies, op_vocabulary
+from phyai.environment import Library
+from phyai.errors import DeclarationError
+from phyai.facts import Vocabulary
+from phyai.kernel import Kernel
+from phyai.op import Op
+from phyai.plugins.hooks import Command
+from phyai.plugins.records import Plugin, PluginState
+
+#: Backend names that no plug-in may use: the decomposition of composite ops is a candidate under this name.
+RESERVED_BACKENDS = ("decomposed",)
+
+#: The kinds of record that are known by a name (and the attribute that holds it).
+_IDS = {"ops": "name", "kernels": "id", "models": "name", "commands": "name"}
+
+
+def check(plugins: Sequence[Plugin], core: Sequence[Op]) -> tuple[tuple[Plugin, ...], dict[str, str]]:
+    """``plugins`` with what may not be registered taken out, and each refused id with the reason."""
+    refused: dict[str, str] = {}
+    current = list(plugins)
+    while True:
+        checked = _each_alone(current, core)
+        checked = _each_against_others(checked, refused)
+        if checked == current:
+            return tuple(checked), refused
+        current = checked
+
+
+def _each_alone(plugins: list[Plugin], core: Sequence[Op]) -> list[Plugin]:
+    ops = {op.name: op for op in core}
+    for plugin in plugins:
+        for op in plugin.ops:
+            if isinstance(op, Op):
+                ops.setdefault(op.name, op)
+    vocabularies = {name: op_vocabulary(op) for name, op in ops.items()}
+    checked = []
+    for plugin in plugins:
+        problem = next(_problems(plugin, core, ops, vocabularies), None) if plugin.usable else None
+        if problem is not None:
+            plugin = plugin.refuse(PluginState.INVALID, problem, f"report it to the authors of {_origin(plugin)}")
+        checked.append(plugin)
+    return checked
+
+
+def _problems(
+    plugin: Plugin, core: Sequence[Op], ops: dict[str, Op], vocabularies: dict[str, Vocabulary]
+) -> Iterator[str]:
+    yield from _wrong_types(plugin)
+    yield from _repeated(plugin)
+    yield from _op_problems(plugin, core, ops)
+    modules: dict[str, bool] = {}
+    for kernel in plugin.kernels:
+        for problem in _kernel_problems(kernel, ops, vocabularies, modules):
+            yield f"kernel {kernel.id}: {problem}"
+
+
+def _wrong_types(plugin: Plugin) -> Iterator[str]:
+    wanted: dict[str, type] = {"ops": Op, "kernels": Kernel, "libraries": Library, "commands": Command}
+    for kind, record_type in wanted.items():
+        for record in getattr(plugin, kind):
+            if not isinstance(record, record_type):
+                yield f"phyai_{kind}() gave {record!r:.80}; it must give records of {record_type.__name__}"
+    for kind in ("models", "importers", "quant_formats"):
+        for record in getattr(plugin, kind):
+            if not isinstance(getattr(record, "name", None), str):
+                yield f"phyai_{kind}() gave {record!r:.80}, which has no name"
+
+
+def _repeated(plugin: Plugin) -> Iterator[str]:
+    for kind, key in _IDS.items():
+        seen: set[str] = set()
+        for record in getattr(plugin, kind):
+            identity = getattr(record, key)
+            if identity in seen:
+                yield f"{identity!r} is declared twice by {_origin(plugin)}"
+            seen.add(identity)
+
+
+def _op_problems(plugin: Plugin, core: Sequence[Op], ops: dict[str, Op]) -> Iterator[str]:
+    taken = {spelling: op.name for op in core for spelling in (op.name, *op.aliases)}
+    for op in plugin.ops:
+        for spelling in (op.name, *op.aliases):
+            if spelling in taken:
+                yield f"op {op.name}: the name {spelling!r} belongs to the op {taken[spelling]} of phyai-core"
+        for part in op.parts:
+            if part.op not in ops:
+                yield f"op {op.name}: its part {part.name} is a call of the unknown op {part.op!r}"
+        try:
+            merge_vocabularies([*core, op])
+        except DeclarationError as error:
+            yield str(error)
+
+
+def _kernel_problems(
+    kernel: Kernel, ops: dict[str, Op], vocabularies: dict[str, Vocabulary], modules: dict[str, bool]
+) -> Iterator[str]:
+    if kernel.op not in ops:
+        alias = next((op.name for op in ops.values() if kernel.op in op.aliases), None)
+        yield f"unknown op {kernel.op!r}" + (f"; it is an alias, the op's name is {alias}" if alias else "")
+        return
+    head = f"{kernel.backend}.{kernel.op}"
+    if kernel.id != head and not kernel.id.startswith(head + "."):
+        yield f"the id must read <backend>.{kernel.op}[.<variant>]"
+    if kernel.backend in RESERVED_BACKENDS:
+        yield f"the backend name {kernel.backend!r} is reserved for the core"
+    vocabulary = vocabularies[kernel.op]
+    yield from _condition_problems(kernel, vocabulary)
+    for fact in kernel.specializes_on:
+        spec = vocabulary.find(fact)
+        if spec is None:
+            yield f"specializes_on names the unknown fact {fact!r}{_did_you_mean(vocabulary, fact)}"
+        elif not spec.dynamic:
+            yield f"specializes_on names {fact!r}, which is static: prepare may read it anyway"
+    if not kernel.layouts:
+        yield "layouts is empty; a kernel of ordinary tensors says ('plain',)"
+    yield from _param_problems(kernel)
+    if isinstance(kernel.prepare, str):
+        yield from _prepare_problems(kernel.prepare, modules)
+
+
+def _condition_problems(kernel: Kernel, vocabulary: Vocabulary) -> Iterator[str]:
+    for fact in sorted(kernel.when.facts):
+        if vocabulary.find(fact) is None:
+            yield f"when reads the unknown fact {fact!r}{_did_you_mean(vocabulary, fact)}"
+
+
+def _param_problems(kernel: Kernel) -> Iterator[str]:
+    names = [param.name for param in kernel.params]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"param {name!r} is declared twice"
+    for param in kernel.params:
+        if not param.name.isidentifier():
+            yield f"param {param.name!r} is not an identifier"
+        if param.values is not None and param.default is not None and param.default not in param.values:
+            yield f"param {param.name}: its default {param.default!r} is none of its values {list(param.values)}"
+
+
+def _prepare_problems(prepare: str, modules: dict[str, bool]) -> Iterator[str]:
+    module, colon, attribute = prepare.partition(":")
+    if not colon or not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
+        yield f"prepare {prepare!r} must read 'module:function'"
+        return
+    if module not in modules:
+        modules[module] = module_exists(module)
+    if not modules[module]:
+        yield f"prepare {prepare!r}: there is no module {module}"
+
+
+def module_exists(name: str) -> bool:
+    """Whether ``name`` could be imported, found without importing anything."""
+    top, *rest = name.split(".")
+    try:
+        spec = find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return False
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
+    return spec is not None
+
+
+def _each_against_others(plugins: list[Plugin], refused: dict[str, str]) -> list[Plugin]:
+    claims: dict[tuple[str, str], list[Plugin]] = defaultdict(list)
+    for plugin in plugins:
+        for kind, key in _IDS.items():
+            for record in getattr(plugin, kind):
+                claims[kind, getattr(record, key)].append(plugin)
+    clashes = {claim: owners for claim, owners in claims.items() if len(owners) > 1}
+    for (kind, identity), owners in clashes.items():
+        refused[identity] = (
+            f"{kind.removesuffix('s')} {identity} is claimed by {' and by '.join(_origin(p) for p in owners)}, "
+            "so neither is used"
+        )
+    return [_without(plugin, clashes, refused) for plugin in plugins]
+
+
+def _without(plugin: Plugin, clashes: dict[tuple[str, str], list[Plugin]], refused: dict[str, str]) -> Plugin:
+    mine = [claim for claim, owners in clashes.items() if plugin in owners]
+    if not mine:
+        return plugin
+    others = sorted(_switch(owner, plugin) for claim in mine for owner in clashes[claim] if owner is not plugin)
+    kept: dict[str, Any] = {
+        kind: tuple(record for record in getattr(plugin, kind) if (kind, getattr(record, key)) not in clashes)
+        for kind, key in _IDS.items()
+    }
+    reasons = "; ".join(refused[identity] for _, identity in mine)
+    advice = f"remove one of the distributions, or set PHYAI_DISABLE_PLUGINS={others[0]}"
+    return attrs.evolve(plugin, **kept).flag(PluginState.CONFLICT, reasons, advice)
+
+
+def _switch(other: Plugin, plugin: Plugin) -> str:
+    """What turns ``other`` off and leaves ``plugin`` on."""
+    same_name = other.status.name == plugin.status.name
+    return other.status.distribution or "" if same_name else other.status.name
+
+
+def _origin(plugin: Plugin) -> str:
+    return plugin.status.distribution or f"the plug-in {plugin.status.name}"
+
+
+def _did_you_mean(vocabulary: Vocabulary, fact: str) -> str:
+    near = vocabulary.suggest(fact)
+    return f"; did you mean {near!r}?" if near else ""
