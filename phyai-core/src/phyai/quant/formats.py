@@ -1,0 +1,53 @@
+"""Quant formats: how a backend declares a packed memory layout for quantized weights."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from phyai.predicates import Predicate
+
+#: The layout in which every weight is realized first; see :class:`phyai.quant.weight.QuantizedWeight`.
+PLAIN = "plain"
+
+
+@attrs.frozen
+class QuantFormat:
+    """A packed layout, and the schemes and devices that it holds exactly.
+
+    ``when`` reads ``quant.*``, ``shape.N``, ``shape.K``, ``dtype.*``, ``device.*`` and ``lib.*`` facts;
+    where it holds, ``unpack(pack(weight))`` equals ``weight``. ``pack`` takes a plain
+    :class:`phyai.quant.weight.QuantizedWeight` and returns one in this layout; ``unpack`` is its inverse.
+    Both are usually ``"module:function"`` strings, imported when first used.
+    """
+
+    id: str
+    layout: str
+    when: Predicate
+    pack: str | Callable[..., Any] = attrs.field(repr=False)
+    unpack: str | Callable[..., Any] = attrs.field(repr=False)
+    doc: str = ""
+
+    @property
+    def backend(self) -> str:
+        return self.id.split(".", 1)[0]
+
+    def load_pack(self) -> Callable[..., Any]:
+        """Import and return the packer."""
+        return load(self.pack)
+
+    def load_unpack(self) -> Callable[..., Any]:
+        """Import and return the unpacker."""
+        return load(self.unpack)
+
+
+def load(target: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The function that ``"module:function"`` names; a function comes back unchanged."""
+    if not isinstance(target, str):
+        return target
+    module, _, attribute = target.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return found
