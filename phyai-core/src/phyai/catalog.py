@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from phyai.composite import decomposition
 from phyai.environment import CORE_LIBRARIES, Library
 from phyai.errors import DeclarationError
 from phyai.facts import CORE_FACTS, FactSpec, Vocabulary
@@ -81,9 +82,11 @@ class Catalog:
         def gather(kind: str) -> list[Any]:
             return [record for plugin in accepted for record in getattr(plugin, kind)]
 
+        every = tuple(sorted([*core, *gather("ops")], key=lambda op: op.name))
+        decompositions = [decomposition(op) for op in every if op.composite]
         return cls(
-            ops=tuple(sorted([*core, *gather("ops")], key=lambda op: op.name)),
-            kernels=tuple(sorted(gather("kernels"), key=lambda kernel: kernel.id)),
+            ops=every,
+            kernels=tuple(sorted([*gather("kernels"), *decompositions], key=lambda kernel: kernel.id)),
             quant_formats=tuple(gather("quant_formats")),
             importers=tuple(gather("importers")),
             models=tuple(sorted(gather("models"), key=lambda model: model.name)),
