@@ -1,0 +1,156 @@
+"""Composite ops: the facts of their parts, and their decomposition as a kernel.
+
+A composite op lists its parts (:class:`phyai.op.Part`) and has a builder, ``compose(sites, facts) -> run``,
+that chains them. :func:`decomposition` makes the kernel ``decomposed.<op>`` of it, which is a candidate
+like any fused kernel: it has no capability of its own, runs wherever its parts do, and stands in the lowest
+band among the kernels that they resolve to.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from phyai.calls import call_facts
+from phyai.facts import Facts, FactValue
+from phyai.kernel import Band, Capture, Kernel, Numerics, Prepared, Resources
+from phyai.op import Op, Part
+from phyai.predicates import match
+
+#: The backend that decompositions count as.
+BACKEND = "decomposed"
+
+_CAPTURE_ORDER = (Capture.SAFE, Capture.AFTER_WARMUP, Capture.NEVER)
+_INHERITED = ("role", "phase", "mode.capture")
+_INHERITED_FAMILIES = ("model.", "device.", "lib.")
+
+
+def decomposition(op: Op) -> Kernel:
+    """The kernel ``decomposed.<op>`` of a composite op, before its parts are resolved."""
+
+    def prepare(
+        facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+    ) -> Prepared:
+        return _prepare(op, facts, weights, resources)
+
+    return Kernel(
+        id=f"{BACKEND}.{op.name}",
+        op=op.name,
+        when=match({"op": op.name}),
+        prepare=prepare,
+        capture=Capture.SAFE,
+        numerics=Numerics(reproducible=True, batch_invariant=True),
+        band=Band.REFERENCE,
+        doc=f"{op.name} as a chain of {', '.join(part.op for part in op.parts)}",
+    )
+
+
+def is_decomposition(kernel: Kernel) -> bool:
+    return kernel.backend == BACKEND
+
+
+def as_resolved(kernel: Kernel, parts: Mapping[str, Kernel]) -> Kernel:
+    """The decomposition with the properties of the kernels that its parts resolved to: the weakest of each."""
+    found = tuple(parts.values())
+    accumulation = {k.numerics.accumulation for k in found}
+    return attrs.evolve(
+        kernel,
+        band=min(k.band for k in found),
+        capture=max((k.capture for k in found), key=_CAPTURE_ORDER.index),
+        numerics=Numerics(
+            reproducible=all(k.numerics.reproducible for k in found),
+            batch_invariant=all(k.numerics.batch_invariant for k in found),
+            accumulation=accumulation.pop() if len(accumulation) == 1 else "mixed",
+        ),
+    )
+
+
+def part_facts(op: Op, part: Part, part_op: Op, facts: Mapping[str, FactValue]) -> Facts:
+    """The facts of one part's call, from those of the composite's call.
+
+    The part keeps the composite's role, phase, model, device and libraries; its layer is
+    ``<layer>.<part>``; its ``quant.*`` are the composite's ``parts.<part>.quant.*``. A dimension that
+    follows from one that is not known yet is left out.
+    """
+    dims = {name[6:]: value for name, value in facts.items() if name.startswith("shape.") and isinstance(value, int)}
+    dtypes = {name[6:]: str(value) for name, value in facts.items() if name.startswith("dtype.")}
+    extra = {
+        name: value for name, value in facts.items() if name in _INHERITED or name.startswith(_INHERITED_FAMILIES)
+    }
+    head = f"parts.{part.name}."
+    extra |= {name[len(head) :]: value for name, value in facts.items() if name.startswith(head)}
+    if "layer" in facts:
+        extra["layer"] = f"{facts['layer']}.{part.name}"
+    part_dtypes = _part_dtypes(op, part, part_op, dtypes)
+    return call_facts(
+        part_op,
+        dims=_part_dims(part, part_op, dims),
+        dtypes=part_dtypes,
+        attrs={name: _part_attr(op, value, facts) for name, value in part.attrs.items()},
+        present=[t.name for t in part_op.tensors if t.optional and t.name in part_dtypes],
+        extra=extra,
+    )
+
+
+def _part_dims(part: Part, part_op: Op, dims: Mapping[str, int]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for dim in part_op.dims:
+        source = part.dims.get(dim.name, dim.name)
+        try:
+            found[dim.name] = dims[source] if isinstance(source, str) else source(dims)
+        except KeyError:  # follows from a dimension that this call has not said
+            continue
+    return found
+
+
+def _part_dtypes(op: Op, part: Part, part_op: Op, dtypes: Mapping[str, str]) -> dict[str, str]:
+    """Dtypes of the part's tensors: as mapped, else those of its weights, else the composite's main one."""
+    named = {t.name for t in op.tensors}
+    main = next((dtypes[t.name] for t in op.inputs if t.name in dtypes), None)
+    found: dict[str, str] = {}
+    for tensor in part_op.tensors:
+        source = part.dtypes.get(tensor.name) or part.weights.get(tensor.name)
+        if source is not None:
+            dtype = dtypes.get(source) if source in named else source
+            if dtype is not None:
+                found[tensor.name] = dtype
+        elif not tensor.optional and main is not None and main in tensor.dtypes:
+            found[tensor.name] = main
+    return found
+
+
+def _part_attr(op: Op, value: Any, facts: Mapping[str, FactValue]) -> Any:
+    """The composite's attribute of that name (None when it yields no fact), else the constant."""
+    return facts.get(f"attrs.{value}") if any(value == a.name for a in op.attributes) else value
+
+
+def part_weights(part: Part, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of one part, by its own op's names. Where the composite's weight is a mapping (the tensors
+    of a quantized weight), the part gets those tensors."""
+    own: dict[str, Any] = {}
+    for name, source in part.weights.items():
+        value = weights.get(source)
+        if isinstance(value, Mapping):
+            own |= value
+        elif value is not None:
+            own[name] = value
+    return own
+
+
+def _prepare(op: Op, facts: Facts, weights: Mapping[str, Any], resources: Resources) -> Prepared:
+    sites: dict[str, Any] = {}
+    for part in op.parts:
+        sites[part.name] = resources.site(part.name, part.op, facts, part_weights(part, weights))
+    module, _, attribute = str(op.compose).partition(":")
+    compose = getattr(importlib.import_module(module), attribute)
+
+    def refresh(new: Mapping[str, Any]) -> None:
+        for part in op.parts:
+            own = part_weights(part, new)
+            if own:
+                sites[part.name].refresh(own)
+
+    return Prepared(run=compose(sites, facts), refresh=refresh)
