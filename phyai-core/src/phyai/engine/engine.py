@@ -1,0 +1,115 @@
+"""The engine itself: loads a model, then answers requests one at a time."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from phyai.engine.config import EngineArgs
+from phyai.engine.plugin import Host, ModelPlugin
+from phyai.errors import PhyAIError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from phyai.catalog import Catalog
+    from phyai.dispatch import Dispatcher
+    from phyai.policy import Policy
+
+
+class EngineError(PhyAIError, RuntimeError):
+    """An engine was asked for something that it cannot do: an unknown model, wrong arguments, or it is closed."""
+
+
+class Engine:
+    """One model on one device under one policy.
+
+    ``policy`` is a policy, the path of a policy file, or None for the file that ``PHYAI_KERNEL_CONFIG`` names (and
+    without it the shipped default policy). ``catalog`` is what was discovered, None to discover now. Several engines
+    with different policies can live in one process; each owns its dispatcher.
+
+    Raises:
+        EngineError: no plug-in provides the model, or ``plugin_args`` are not what it takes.
+        PolicyError: the policy file was refused.
+        CheckpointError: the model's checkpoint was refused.
+    """
+
+    def __init__(
+        self, args: EngineArgs, *, policy: Policy | str | Path | None = None, catalog: Catalog | None = None
+    ) -> None:
+        from phyai.engine._host import make_host
+
+        self.args = args
+        host, plugin = make_host(args, policy, catalog)
+        self._host: Host = host
+        arguments = plugin.arguments_class()
+        if not isinstance(args.plugin_args, arguments):
+            raise EngineError(
+                f"plugin_args of {args.plugin!r} should be a {arguments.__module__}.{arguments.__qualname__}, "
+                f"and is a {type(args.plugin_args).__name__}"
+            )
+        self.model = plugin.loader()(args.plugin_args, host)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"phyai-{args.plugin}")
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The dispatcher of this engine alone: its decisions, its policy."""
+        return self._host.dispatcher
+
+    def step(self, request: Any) -> Any:
+        """The model's answer to ``request``, computed in the calling thread; calls take turns.
+
+        Raises:
+            EngineError: the engine is closed.
+            InputError: the request does not fit the model.
+        """
+        with self._lock:
+            if self._closed:
+                raise EngineError("this engine is closed; make a new one")
+            return self.model.step(request)
+
+    def submit(self, request: Any) -> Future[Any]:
+        """Like :meth:`step`, in the engine's own thread; requests are answered in the order in which they came.
+
+        Raises:
+            EngineError: the engine is closed. Everything else is raised by the future's ``result()``.
+        """
+        try:
+            return self._worker.submit(self.step, request)
+        except RuntimeError as error:
+            raise EngineError("this engine is closed; make a new one") from error
+
+    def close(self) -> None:
+        """Finish the running request, cancel those that wait, and let go of the model. Calling it again does nothing."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self.model.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def find_model(name: str, models: tuple[ModelPlugin, ...]) -> ModelPlugin:
+    """The model called ``name``.
+
+    Raises:
+        EngineError: there is none; the message names the nearest, or says what to install.
+    """
+    by_name = {model.name: model for model in models}
+    if name in by_name:
+        return by_name[name]
+    near = difflib.get_close_matches(name, by_name, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(by_name) or 'none; install phyai-models'}"
+    raise EngineError(f"no plug-in provides a model called {name!r}; {hint}")

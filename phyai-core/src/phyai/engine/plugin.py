@@ -1,0 +1,78 @@
+"""What a model declares to the engine, and what the engine lends it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from phyai.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from phyai.catalog import Catalog
+    from phyai.dispatch import Dispatcher
+    from phyai.engine.config import EngineConfig
+    from phyai.environment import Environment
+
+
+@attrs.frozen
+class Host:
+    """What an engine lends to the model that it hosts: the device, the settings, and the dispatcher to bind to."""
+
+    config: EngineConfig
+    environment: Environment
+    catalog: Catalog
+    dispatcher: Dispatcher
+
+    @property
+    def device(self) -> str:
+        """The device as torch names it: ``cpu``, ``cuda:0``."""
+        device = self.environment.device
+        return device.type if device.type == "cpu" else f"{device.type}:{device.index}"
+
+
+class Model(Protocol):
+    """A loaded model. Calls come one at a time, from any thread."""
+
+    def step(self, request: Any) -> Any:
+        """Compute one answer."""
+
+    def close(self) -> None:
+        """Let go of device memory. Called once."""
+
+
+def _check_target(_: Any, attribute: Any, value: str | None) -> None:
+    if value is not None and not all(part for part in value.partition(":")):
+        raise DeclarationError(f"{attribute.name}={value!r}; give it as 'module:name'")
+
+
+@attrs.frozen
+class ModelPlugin:
+    """A model that an engine can host, declared with strings that are imported when it is used.
+
+    ``arguments`` (``"module:Class"``) is the record that :class:`EngineArgs.plugin_args` must be. ``load``
+    (``"module:function"``) is called as ``load(arguments, host)`` and returns a :class:`Model`. ``command`` is a
+    module for ``phyai run <name>`` with ``add_arguments(parser)`` and ``main(args, context) -> int``; None when the
+    model has none.
+    """
+
+    name: str
+    doc: str
+    arguments: str = attrs.field(validator=_check_target)
+    load: str = attrs.field(validator=_check_target)
+    command: str | None = None
+
+    def arguments_class(self) -> type:
+        """Import and return the class of the model's arguments."""
+        return _import(self.arguments)  # type: ignore[no-any-return]
+
+    def loader(self) -> Callable[[Any, Host], Model]:
+        """Import and return ``load``."""
+        return _import(self.load)  # type: ignore[no-any-return]
+
+
+def _import(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,204 @@
+"""What a π checkpoint says of itself: ``config.json`` as lerobot writes it, and ``arch.json``.
+
+lerobot's configuration names the towers by variant (``gemma_2b``, ``gemma_300m``) and cannot express other
+sizes; ``arch.json`` beside it gives them when they are not the standard ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from phyai.errors import CheckpointError
+from phyai_models.weights.checkpoint import read_json
+
+STATE = "observation.state"
+ACTION = "action"
+IMAGES = "observation.images"
+
+
+def _positive(instance: Any, attribute: Any, value: Any) -> None:
+    if type(value) is not int or value < 1:
+        raise CheckpointError(f"{attribute.name} should be a positive whole number, and is {value!r}")
+
+
+def size(default: Any = attrs.NOTHING) -> Any:
+    """An attrs field that holds a positive whole number."""
+    return attrs.field(default=default, validator=_positive)
+
+
+@attrs.frozen
+class GemmaConfig:
+    """Sizes of a Gemma tower."""
+
+    width: int = size()
+    depth: int = size()
+    mlp_dim: int = size()
+    num_heads: int = size()
+    num_kv_heads: int = size()
+    head_dim: int = size()
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+
+
+@attrs.frozen
+class SiglipConfig:
+    """Sizes of the vision tower (SigLIP So400m/14 by default)."""
+
+    hidden_size: int = size(1152)
+    intermediate_size: int = size(4304)
+    num_hidden_layers: int = size(27)
+    num_attention_heads: int = size(16)
+    image_size: int = size(224)
+    patch_size: int = size(14)
+    layer_norm_eps: float = 1e-6
+
+    @property
+    def patches(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
+
+
+GEMMA_VARIANTS: Mapping[str, GemmaConfig] = {
+    "gemma_300m": GemmaConfig(width=1024, depth=18, mlp_dim=4096, num_heads=8, num_kv_heads=1, head_dim=256),
+    "gemma_2b": GemmaConfig(width=2048, depth=18, mlp_dim=16_384, num_heads=8, num_kv_heads=1, head_dim=256),
+}
+VOCAB_SIZE = 257_152
+FAMILIES = ("pi05", "pi0")
+NORMALIZATIONS = ("IDENTITY", "MEAN_STD", "MIN_MAX", "QUANTILES", "QUANTILE10")
+
+
+@attrs.frozen
+class PiConfig:
+    """A π0 or π0.5 checkpoint.
+
+    ``cameras`` are the image keys in the order in which the model was trained to see them; ``state_dim`` and
+    ``action_dim`` are the robot's own sizes, which the model pads to ``max_state_dim`` and ``max_action_dim``.
+    ``dtype`` is lerobot's precision: ``float32``, or ``bfloat16`` for the mix that it calls by that name.
+    """
+
+    family: str
+    language_model: GemmaConfig
+    expert: GemmaConfig
+    vision: SiglipConfig
+    vocab_size: int
+    cameras: tuple[str, ...]
+    state_dim: int
+    action_dim: int
+    chunk_size: int = size(50)
+    max_state_dim: int = size(32)
+    max_action_dim: int = size(32)
+    num_inference_steps: int = size(10)
+    tokenizer_max_length: int = size(200)
+    min_period: float = 4e-3
+    max_period: float = 4.0
+    dtype: str = "float32"
+    normalization: Mapping[str, str] = attrs.field(factory=dict)
+    use_relative_actions: bool = False
+    relative_exclude_joints: tuple[str, ...] = ()
+    action_feature_names: tuple[str, ...] | None = None
+
+    @classmethod
+    def load(cls, directory: str | Path, family: str | None = None) -> PiConfig:
+        """Read ``config.json`` and, when it is there, ``arch.json``.
+
+        ``family`` is the model that was asked for; None takes what the checkpoint says.
+
+        Raises:
+            CheckpointError: a file is missing or malformed, or the checkpoint is of another model.
+        """
+        directory = Path(directory)
+        raw = read_json(directory / "config.json")
+        path = directory / "config.json"
+        kind = raw.get("type")
+        if kind not in FAMILIES:
+            raise CheckpointError(f"{path} has type {kind!r}; this model reads {' and '.join(FAMILIES)}")
+        if family is not None and kind != family:
+            raise CheckpointError(f"{path} is a {kind} checkpoint, and {family} was asked for; run it as {kind}")
+        arch = read_json(directory / "arch.json") if (directory / "arch.json").exists() else {}
+        try:
+            return _build(raw, arch)
+        except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
+            if isinstance(error, CheckpointError):
+                raise CheckpointError(f"{directory}: {error}") from error
+            raise CheckpointError(f"{path} or arch.json beside it is malformed: {error!r}") from error
+
+
+def _build(raw: Mapping[str, Any], arch: Mapping[str, Any]) -> PiConfig:
+    family = raw["type"]
+    if arch.get("family", family) != family:
+        raise CheckpointError(f"config.json is of type {family}, and arch.json of family {arch['family']}")
+    resolution = raw.get("image_resolution", [224, 224])
+    if len(resolution) != 2 or resolution[0] != resolution[1]:
+        raise CheckpointError(f"image_resolution {resolution} is not square; the vision tower takes square images")
+    vision = SiglipConfig(**{"image_size": resolution[0], **arch.get("vision", {})})
+    if vision.image_size != resolution[0]:
+        raise CheckpointError(f"config.json says images of {resolution[0]}, and arch.json of {vision.image_size}")
+    if vision.image_size % vision.patch_size or vision.hidden_size % vision.num_attention_heads:
+        raise CheckpointError("vision: patch_size must divide image_size, and num_attention_heads hidden_size")
+    language = _gemma(arch, "language_model", raw, "paligemma_variant", "gemma_2b")
+    expert = _gemma(arch, "expert", raw, "action_expert_variant", "gemma_300m")
+    for name in ("depth", "num_heads", "num_kv_heads", "head_dim"):
+        if getattr(language, name) != getattr(expert, name):
+            raise CheckpointError(
+                f"the expert attends to the language model's keys, so both need one {name}; "
+                f"here {getattr(language, name)} and {getattr(expert, name)}"
+            )
+    inputs, outputs = dict(raw.get("input_features") or {}), dict(raw.get("output_features") or {})
+    cameras = [key for key, feature in inputs.items() if feature["type"] == "VISUAL"]
+    for i in range(raw.get("empty_cameras") or 0):
+        if f"{IMAGES}.empty_camera_{i}" not in cameras:
+            cameras.append(f"{IMAGES}.empty_camera_{i}")
+    if not cameras:
+        raise CheckpointError("input_features names no image (type VISUAL)")
+    max_state, max_action = raw.get("max_state_dim", 32), raw.get("max_action_dim", 32)
+    state_dim = inputs[STATE]["shape"][0] if STATE in inputs else max_state
+    action_dim = outputs[ACTION]["shape"][0] if ACTION in outputs else max_action
+    if state_dim > max_state or action_dim > max_action:
+        raise CheckpointError(
+            f"state of {state_dim} and action of {action_dim} exceed max_state_dim {max_state} "
+            f"and max_action_dim {max_action}"
+        )
+    if raw.get("dtype", "float32") not in ("float32", "bfloat16"):
+        raise CheckpointError(f"dtype {raw['dtype']!r}; allowed are float32 and bfloat16")
+    if raw.get("quantization_config") is not None:
+        raise CheckpointError("quantization_config: quantized π checkpoints of this form are not supported")
+    steps = "QUANTILES" if family == "pi05" else "MEAN_STD"
+    normalization = {"VISUAL": "IDENTITY", "STATE": steps, "ACTION": steps} | dict(raw.get("normalization_mapping") or {})
+    for kind, mode in normalization.items():
+        if mode not in NORMALIZATIONS:
+            raise CheckpointError(f"normalization_mapping: {kind} is {mode!r}; known are {', '.join(NORMALIZATIONS)}")
+    names = raw.get("action_feature_names")
+    return PiConfig(
+        family=family,
+        language_model=language,
+        expert=expert,
+        vision=vision,
+        vocab_size=arch.get("vocab_size", VOCAB_SIZE),
+        cameras=tuple(cameras),
+        state_dim=state_dim,
+        action_dim=action_dim,
+        chunk_size=raw.get("chunk_size", 50),
+        max_state_dim=max_state,
+        max_action_dim=max_action,
+        num_inference_steps=raw.get("num_inference_steps", 10),
+        tokenizer_max_length=raw.get("tokenizer_max_length", 200 if family == "pi05" else 48),
+        min_period=float(raw.get("min_period", 4e-3)),
+        max_period=float(raw.get("max_period", 4.0)),
+        dtype=raw.get("dtype", "float32"),
+        normalization=normalization,
+        use_relative_actions=bool(raw.get("use_relative_actions", False)),
+        relative_exclude_joints=tuple(raw.get("relative_exclude_joints") or ()),
+        action_feature_names=None if names is None else tuple(names),
+    )
+
+
+def _gemma(arch: Mapping[str, Any], tower: str, raw: Mapping[str, Any], key: str, default: str) -> GemmaConfig:
+    if tower in arch:
+        return GemmaConfig(**arch[tower])
+    variant = raw.get(key, default)
+    if variant not in GEMMA_VARIANTS:
+        raise CheckpointError(f"{key} is {variant!r}; known are {', '.join(GEMMA_VARIANTS)}")
+    return GEMMA_VARIANTS[variant]

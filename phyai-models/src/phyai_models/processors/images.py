@@ -1,0 +1,82 @@
+"""Camera images to the model's input: checked, resized without distortion, scaled to [-1, 1]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from phyai.errors import InputError
+
+
+def to_chw(image: Any, camera: str) -> torch.Tensor:
+    """One image as float32 ``[3, H, W]`` in [0, 1].
+
+    ``image`` is a NumPy array, a torch tensor or a PIL image; ``[H, W, 3]`` or ``[3, H, W]``; uint8 in 0..255
+    or floating point in [0, 1]. ``camera`` names it in errors.
+
+    >>> to_chw(np.full((2, 4, 3), 255, np.uint8), "wrist").shape
+    torch.Size([3, 2, 4])
+
+    Raises:
+        InputError: wrong number of dimensions or channels, another dtype, or values outside the range.
+    """
+    tensor = image.detach().cpu() if isinstance(image, torch.Tensor) else torch.from_numpy(np.array(image))
+    if tensor.ndim != 3 or 0 in tensor.shape:
+        raise InputError(
+            f"{camera}: an image of shape {list(tensor.shape)}; give [height, width, 3] or [3, height, width]"
+        )
+    first, last = tensor.shape[0] == 3, tensor.shape[-1] == 3
+    if first == last:
+        why = "either end could be the channels" if first else "neither end is 3 colour channels"
+        raise InputError(f"{camera}: an image of shape {list(tensor.shape)}, where {why}; give RGB as [height, width, 3]")
+    return unit_range(tensor if first else tensor.permute(2, 0, 1), camera)
+
+
+def unit_range(image: torch.Tensor, camera: str) -> torch.Tensor:
+    """uint8 in 0..255, or floating point in [0, 1], as float32 in [0, 1].
+
+    Raises:
+        InputError: another dtype, or values outside [0, 1].
+    """
+    if image.dtype == torch.uint8:
+        return image.to(torch.float32) / 255.0
+    if not image.is_floating_point():
+        raise InputError(f"{camera}: pixels of dtype {image.dtype}; give uint8, or floating point in [0, 1]")
+    image = image.to(torch.float32)
+    low, high = (bound.item() for bound in torch.aminmax(image))
+    if not (low >= -1e-4 and high <= 1 + 1e-4):  # also false for NaN
+        raise InputError(
+            f"{camera}: floating-point pixels span [{low:.4g}, {high:.4g}]; give [0, 1] (divide by 255), or uint8"
+        )
+    return image
+
+
+def resize_with_pad(images: torch.Tensor, size: int) -> torch.Tensor:
+    """Resize ``[B, 3, H, W]`` in [0, 1] to ``[B, 3, size, size]``, keeping the aspect ratio.
+
+    Bilinear without antialiasing and with half-pixel centres, then black borders, the odd pixel at the bottom or
+    right: what openpi's ``resize_with_pad_torch`` and lerobot's copy of it compute. An image that already has the
+    size is returned unchanged.
+
+    >>> resize_with_pad(torch.ones(1, 3, 100, 200), 50)[0, 0, :, 0].sum()
+    tensor(25.)
+    """
+    height, width = images.shape[-2:]
+    if (height, width) == (size, size):
+        return images
+    ratio = max(width / size, height / size)
+    resized = int(height / ratio), int(width / ratio)
+    if 0 in resized:
+        raise InputError(f"an image of {height}×{width} pixels is too elongated to fit {size}×{size}")
+    images = F.interpolate(images, size=resized, mode="bilinear", align_corners=False).clamp(0.0, 1.0)
+    top, rest_h = divmod(size - resized[0], 2)
+    left, rest_w = divmod(size - resized[1], 2)
+    return F.pad(images, (left, left + rest_w, top, top + rest_h))
+
+
+def preprocess(images: torch.Tensor, size: int) -> torch.Tensor:
+    """``[B, 3, H, W]`` in [0, 1] to ``[B, 3, size, size]`` in [-1, 1], as SigLIP takes it."""
+    return resize_with_pad(images, size) * 2.0 - 1.0

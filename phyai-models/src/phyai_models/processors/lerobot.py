@@ -1,0 +1,80 @@
+"""The processor files that lerobot saves beside a checkpoint.
+
+``policy_preprocessor.json`` and ``policy_postprocessor.json`` list named steps with their settings; the
+statistics are in the safetensors file that the normalizing step names. Every step is known by name or the
+checkpoint is refused: a step that is skipped would change what the robot does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from phyai.errors import CheckpointError
+from phyai_models.weights.checkpoint import inside, read_json
+from phyai_models.weights.safetensors_file import read_header, read_into
+
+PREPROCESSOR = "policy_preprocessor.json"
+POSTPROCESSOR = "policy_postprocessor.json"
+
+KNOWN_STEPS = frozenset(
+    {
+        "rename_observations_processor", "to_batch_processor", "relative_actions_processor", "normalizer_processor",
+        "pi05_prepare_state_tokenizer_processor_step", "pi0_new_line_processor", "tokenizer_processor",
+        "device_processor", "unnormalizer_processor", "absolute_actions_processor",
+    }
+)  # fmt: skip
+
+
+@attrs.frozen
+class ProcessorFile:
+    """One of the two files: its steps' settings by step name, and the statistics that came with it."""
+
+    path: Path
+    steps: Mapping[str, Mapping[str, Any]]
+    stats: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def load(cls, path: Path) -> ProcessorFile | None:
+        """Read ``path``; None when there is no such file.
+
+        Raises:
+            CheckpointError: malformed, a step that is not known, or statistics that cannot be read.
+        """
+        if not path.is_file():
+            return None
+        entries = read_json(path).get("steps")
+        if not isinstance(entries, list):
+            raise CheckpointError(f"{path} has no list of steps")
+        steps: dict[str, Mapping[str, Any]] = {}
+        stats: dict[str, torch.Tensor] = {}
+        for entry in entries:
+            name = entry.get("registry_name") if isinstance(entry, dict) else None
+            config = (entry.get("config") or {}) if isinstance(entry, dict) else None
+            if name not in KNOWN_STEPS or not isinstance(config, dict):
+                raise CheckpointError(f"{path}: step {name!r} is not one that can be honoured ({', '.join(sorted(KNOWN_STEPS))})")
+            steps[name] = config
+            if entry.get("state_file") is not None:
+                stats |= _read_all(inside(path.parent, entry["state_file"], path))
+        return cls(path, steps, stats)
+
+    def normalization(self, step: str) -> tuple[Mapping[str, str], float]:
+        """The modes by feature type and the epsilon of a (un)normalizing ``step``."""
+        config = self.steps.get(step, {})
+        modes = config.get("norm_map") or {}
+        if not isinstance(modes, dict):
+            raise CheckpointError(f"{self.path}: norm_map of {step} is not a mapping")
+        return modes, float(config.get("eps", 1e-8))
+
+
+def _read_all(path: Path) -> dict[str, torch.Tensor]:
+    values = {}
+    for name, info in read_header(path).items():
+        value = torch.empty(info.shape, dtype=info.dtype)
+        read_into(info, value)
+        values[name] = value
+    return values
