@@ -82,12 +82,12 @@ CORE_LIBRARIES: tuple[Library, ...] = (Library("torch", ("torch",), "2.13.0"),)
 class Environment:
     """One device and the versions of the installed libraries, by fact name without ``lib.``.
 
-    ``assumed`` names the libraries whose version was taken for granted because they are not installed here.
+    ``assumptions`` says, a sentence each, what was taken for granted about a machine that is not this one.
     """
 
     device: Device
     libraries: Mapping[str, str] = attrs.field(factory=dict)
-    assumed: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
 
     def facts(self) -> Facts:
         """The ``device.*`` and ``lib.*`` facts."""
@@ -111,7 +111,7 @@ class Environment:
         """An environment that need not exist: ``sm90``, ``h200``, ``cpu``, … with ``libraries``.
 
         ``libraries`` is a mapping of versions, or declared libraries: one that is installed here counts with its
-        installed version, another with the version its backend assumes (listed in ``assumed``). None asks
+        installed version, another with the version its backend assumes (and ``assumptions`` says so). None asks
         every installed plug-in.
 
         Raises:
@@ -119,17 +119,24 @@ class Environment:
         """
         from phyai.devices import find_device
 
-        target = detect_device("cpu") if device == "cpu" else find_device(device).device()
+        assumptions: list[str] = []
+        if device == "cpu":
+            target = detect_device("cpu")
+        else:
+            spec = find_device(device)
+            target = spec.device()
+            if device == spec.arch:
+                assumptions.append(f"{spec.title} stands for {device}")
         if isinstance(libraries, Mapping):
-            return cls(target, dict(libraries))
+            return cls(target, dict(libraries), tuple(assumptions))
         versions: dict[str, str] = {}
-        assumed: list[str] = []
         for library in _declared(libraries):
             version = library.installed()
             if version is None:
-                assumed.append(library.name)
-            versions[library.name] = version or library.assumed
-        return cls(target, versions, tuple(assumed))
+                version = library.assumed
+                assumptions.append(f"lib.{library.name}={version}: not installed here, declared by its backend")
+            versions[library.name] = version
+        return cls(target, versions, tuple(assumptions))
 
 
 def _declared(libraries: Iterable[Library] | None) -> Iterable[Library]:

@@ -30,9 +30,9 @@ class DeviceSpec:
     name: str
     title: str
     arch: str
-    sm_count: int
     memory_gb: float
     sources: tuple[str, ...] = attrs.field(converter=tuple)
+    sm_count: int | None = None
     bandwidth_gb_s: float | None = None
     l2_mb: float | None = None
     peaks: Mapping[str, float] = attrs.field(factory=dict)
@@ -51,7 +51,7 @@ class DeviceSpec:
 
 @functools.cache
 def known_devices() -> tuple[DeviceSpec, ...]:
-    """Every device of the catalogue, by architecture, then as listed."""
+    """Every device of the catalogue, older architectures first."""
     text = resources.files("phyai.devices").joinpath("devices.toml").read_text(encoding="utf-8")
     records: dict[str, dict[str, Any]] = tomllib.loads(text)
     return tuple(DeviceSpec(name=name, **fields) for name, fields in records.items())
@@ -76,6 +76,11 @@ def find_device(name: str) -> DeviceSpec:
     hint = f"did you mean {' or '.join(near)}?" if near else ""
     names = ", ".join(spec.name for spec in known_devices())
     raise DeviceError(f"unknown device {name!r}; {hint or f'known devices: {names}; or an architecture such as sm90'}")
+
+
+def named(title: str) -> DeviceSpec | None:
+    """The device that the driver calls ``title``, or None."""
+    return next((spec for spec in known_devices() if spec.title == title), None)
 
 
 def _key(name: str) -> str:

@@ -1,7 +1,8 @@
 """Ask the NVIDIA driver which GPUs are here, without a tensor library.
 
 Uses the CUDA driver API (``libcuda``), which honours ``CUDA_VISIBLE_DEVICES`` and numbers devices as
-torch does. No context is created. The attribute numbers are those of ``CUdevice_attribute`` in ``cuda.h``.
+torch does. No context is created. A device that the catalogue knows gets its memory from there, as sold, so that a
+policy reads the same number on the device and in an answer about it. The attribute numbers are those of ``CUdevice_attribute`` in ``cuda.h``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
+from phyai.devices.catalogue import named
 from phyai.environment import Device
 
 _MULTIPROCESSOR_COUNT = 16
@@ -46,6 +48,7 @@ def _device(cuda: ctypes.CDLL, index: int) -> Device | None:
     sm_count = attribute(_MULTIPROCESSOR_COUNT)
     if any(results):
         return None
-    return Device(
-        "cuda", "nvidia", arch, name.value.decode(errors="replace"), sm_count, round(memory.value / 1e9, 1), index
-    )
+    title = name.value.decode(errors="replace")
+    spec = named(title)
+    memory_gb = round(memory.value / 1e9, 1) if spec is None else spec.memory_gb
+    return Device("cuda", "nvidia", arch, title, sm_count, memory_gb, index)
