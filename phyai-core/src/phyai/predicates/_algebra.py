@@ -1,0 +1,258 @@
+"""Predicates, and how they combine.
+
+Negation is pushed down to the literals at once, so that a predicate is a tree of :class:`AllOf` and
+:class:`AnyOf` over :class:`Literal`. A literal over an absent fact is false whether it is negated or
+not; only a literal about absence itself is true then.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from phyai.facts import FactValue
+
+Known = Mapping[str, FactValue]
+
+
+class Predicate(abc.ABC):
+    """A condition on facts. Immutable; equal predicates compare equal and hash alike."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def holds(self, facts: Known) -> bool:
+        """Whether the condition holds; a fact that is not in ``facts`` is absent."""
+
+    @abc.abstractmethod
+    def reasons(self, facts: Known) -> tuple[str, ...]:
+        """Why the condition does not hold, one phrase for each part that fails; empty when it holds."""
+
+    @abc.abstractmethod
+    def negate(self) -> Predicate:
+        """The condition with its negation pushed down to the literals."""
+
+    @abc.abstractmethod
+    def given(self, facts: Known, *, absent: Container[str] = ()) -> Predicate:
+        """What is left to ask once ``facts`` are known and those in ``absent`` are known to be absent.
+
+        Literals over other facts stay. With every fact known, or named in ``absent``, the result is
+        :data:`TRUE` or :data:`FALSE`.
+        """
+
+    @abc.abstractmethod
+    def literals(self) -> Iterator[Literal]:
+        """Every literal, in order, repetitions included."""
+
+    def why_not(self, facts: Known) -> str | None:
+        """The reasons as one line, or None when the condition holds."""
+        reasons = self.reasons(facts)
+        return "; ".join(reasons) if reasons else None
+
+    def atoms(self) -> frozenset[Literal]:
+        """The literals: two calls on which all of them agree cannot be told apart."""
+        return frozenset(self.literals())
+
+    @property
+    def facts(self) -> frozenset[str]:
+        """Names of the facts that are read."""
+        return frozenset(literal.fact for literal in self.literals())
+
+    def to_yaml(self) -> dict[str, Any]:
+        """Plain data that :func:`~phyai.predicates.match` reads back to an equal predicate."""
+        from phyai.predicates._yaml import to_yaml
+
+        return to_yaml(self)
+
+
+@attrs.frozen
+class Literal(Predicate):
+    """One test of one fact."""
+
+    fact: str
+    negated: bool = attrs.field(default=False, kw_only=True)
+
+    def test(self, value: FactValue) -> bool | None:
+        """The test without its negation; None for a value of another kind, which is never accepted."""
+        raise NotImplementedError
+
+    def needs(self) -> str:
+        """What is asked of the value, to be read after the fact's name and "is"."""
+        raise NotImplementedError
+
+    def mismatch(self, value: FactValue) -> str:
+        """Why ``value``, which is there, is not accepted."""
+        raise NotImplementedError
+
+    def union(self, other: Literal) -> Literal | None:
+        """The one literal that stands for ``self or other``, where there is one (both positive)."""
+        return None
+
+    def accepts(self, value: FactValue | None) -> bool:
+        """Whether the literal holds for this value of its fact; None is absence."""
+        if value is None:
+            return False
+        outcome = self.test(value)
+        return outcome is not None and outcome is not self.negated
+
+    def holds(self, facts: Known) -> bool:
+        return self.accepts(facts.get(self.fact))
+
+    def reasons(self, facts: Known) -> tuple[str, ...]:
+        value = facts.get(self.fact)
+        if self.accepts(value):
+            return ()
+        if value is not None:
+            return (self.mismatch(value),)
+        lacking = "not installed" if self.fact.startswith("lib.") else "absent"
+        return (f"{self.fact} is {lacking} (needs {self.needs()})",)
+
+    def negate(self) -> Predicate:
+        return attrs.evolve(self, negated=not self.negated)
+
+    def given(self, facts: Known, *, absent: Container[str] = ()) -> Predicate:
+        if self.fact in facts or self.fact in absent:
+            return TRUE if self.holds(facts) else FALSE
+        return self
+
+    def literals(self) -> Iterator[Literal]:
+        yield self
+
+    def __str__(self) -> str:
+        return f"{self.fact} is {self.needs()}"
+
+
+@attrs.frozen(cache_hash=True)
+class AllOf(Predicate):
+    """Every part holds. Made by :func:`all_of`, which normalises."""
+
+    parts: tuple[Predicate, ...] = attrs.field(eq=frozenset)
+
+    def holds(self, facts: Known) -> bool:
+        for part in self.parts:  # noqa: SIM110 - all() over a generator costs twice as much
+            if not part.holds(facts):
+                return False
+        return True
+
+    def reasons(self, facts: Known) -> tuple[str, ...]:
+        return tuple(reason for part in self.parts for reason in part.reasons(facts))
+
+    def negate(self) -> Predicate:
+        return any_of(*(part.negate() for part in self.parts))
+
+    def given(self, facts: Known, *, absent: Container[str] = ()) -> Predicate:
+        return all_of(*(part.given(facts, absent=absent) for part in self.parts))
+
+    def literals(self) -> Iterator[Literal]:
+        for part in self.parts:
+            yield from part.literals()
+
+    @functools.cached_property
+    def facts(self) -> frozenset[str]:
+        return frozenset(literal.fact for literal in self.literals())
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.parts)) if self.parts else "always"
+
+
+@attrs.frozen(cache_hash=True)
+class AnyOf(Predicate):
+    """At least one part holds. Made by :func:`any_of`, which normalises."""
+
+    parts: tuple[Predicate, ...] = attrs.field(eq=frozenset)
+
+    def holds(self, facts: Known) -> bool:
+        for part in self.parts:  # noqa: SIM110
+            if part.holds(facts):
+                return True
+        return False
+
+    def reasons(self, facts: Known) -> tuple[str, ...]:
+        if not self.parts:
+            return ("it can never hold",)
+        branches = [part.reasons(facts) for part in self.parts]
+        if not all(branches):
+            return ()
+        listed = "; ".join(f"({n}) {' and '.join(branch)}" for n, branch in enumerate(branches, 1))
+        return (f"none of {len(branches)} alternatives holds: {listed}",)
+
+    def negate(self) -> Predicate:
+        return all_of(*(part.negate() for part in self.parts))
+
+    def given(self, facts: Known, *, absent: Container[str] = ()) -> Predicate:
+        return any_of(*(part.given(facts, absent=absent) for part in self.parts))
+
+    def literals(self) -> Iterator[Literal]:
+        for part in self.parts:
+            yield from part.literals()
+
+    @functools.cached_property
+    def facts(self) -> frozenset[str]:
+        return frozenset(literal.fact for literal in self.literals())
+
+    def __str__(self) -> str:
+        return "(" + " or ".join(map(str, self.parts)) + ")" if self.parts else "never"
+
+
+TRUE: Predicate = AllOf(())
+FALSE: Predicate = AnyOf(())
+
+
+def all_of(*predicates: Predicate) -> Predicate:
+    """The predicate that holds when every one of ``predicates`` does; :data:`TRUE` for none.
+
+    >>> from phyai.predicates import match
+    >>> str(all_of(match({"op": "gemm"}), match({"shape.K": "%16"})))
+    'op is gemm and shape.K is a multiple of 16'
+    """
+    parts: list[Predicate] = []
+    for predicate in predicates:
+        for part in predicate.parts if isinstance(predicate, AllOf) else (predicate,):
+            if part == FALSE:
+                return FALSE
+            _add(parts, part, negated=True)  # not a, and not b: one literal "neither a nor b"
+    return parts[0] if len(parts) == 1 else AllOf(tuple(parts)) if parts else TRUE
+
+
+def any_of(*predicates: Predicate) -> Predicate:
+    """The predicate that holds when at least one of ``predicates`` does; :data:`FALSE` for none."""
+    parts: list[Predicate] = []
+    for predicate in predicates:
+        for part in predicate.parts if isinstance(predicate, AnyOf) else (predicate,):
+            if part == TRUE:
+                return TRUE
+            _add(parts, part, negated=False)  # a, or b: one literal "one of a, b"
+    return parts[0] if len(parts) == 1 else AnyOf(tuple(parts)) if parts else FALSE
+
+
+def none_of(*predicates: Predicate) -> Predicate:
+    """The predicate that denies each of ``predicates``: their negations, pushed down to the literals.
+
+    >>> from phyai.predicates import match
+    >>> p = none_of(match({"dtype.q": "fp32"}))
+    >>> p.holds({"dtype.q": "bf16"}), p.holds({"dtype.q": "fp32"}), p.holds({})
+    (True, False, False)
+    """
+    return all_of(*(predicate.negate() for predicate in predicates))
+
+
+def _add(parts: list[Predicate], part: Predicate, *, negated: bool) -> None:
+    """Append ``part`` unless it is there already, merged into its like where the two are one literal."""
+    if isinstance(part, Literal) and part.negated is negated:
+        for position, other in enumerate(parts):
+            if isinstance(other, Literal) and other.fact == part.fact and other.negated is negated:
+                merged = other.union(part)
+                if merged is not None:
+                    parts[position] = merged
+                    return
+    if part not in parts:
+        parts.append(part)
+
+
+def conjuncts(predicate: Predicate) -> Iterable[Predicate]:
+    """The parts that must all hold: of an :class:`AllOf` its own, else the predicate itself."""
+    return predicate.parts if isinstance(predicate, AllOf) else (predicate,)

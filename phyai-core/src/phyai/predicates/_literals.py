@@ -1,0 +1,197 @@
+"""The six literals, which between them test every kind of fact."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import ClassVar
+
+import attrs
+
+from phyai.facts import FactKind, FactValue
+from phyai.predicates._algebra import Literal, Predicate
+from phyai.predicates._globs import compile_glob
+from phyai.predicates._order import ORDERINGS, compare_archs, compare_versions
+
+_FLIPPED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def show(value: object) -> str:
+    """A value as people write it in a policy."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, frozenset):
+        return "{" + ", ".join(sorted(value)) + "}"
+    return str(value)
+
+
+def _listed(values: Iterable[object]) -> str:
+    shown = [show(v) for v in values]
+    return shown[0] if len(shown) == 1 else "one of " + ", ".join(shown)
+
+
+def _unique(values: Iterable[FactValue]) -> tuple[FactValue, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+@attrs.frozen(cache_hash=True)
+class Present(Literal):
+    """The fact is there; negated: it is absent."""
+
+    def accepts(self, value: FactValue | None) -> bool:
+        return (value is None) is self.negated
+
+    def test(self, value: FactValue) -> bool:
+        return True
+
+    def needs(self) -> str:
+        return "absent" if self.negated else "present"
+
+    def reasons(self, facts: object) -> tuple[str, ...]:
+        value = facts.get(self.fact)  # type: ignore[attr-defined]
+        if self.accepts(value):
+            return ()
+        if value is not None:
+            return (self.mismatch(value),)
+        return (f"{self.fact} is {'not installed' if self.fact.startswith('lib.') else 'absent, must be present'}",)
+
+    def mismatch(self, value: FactValue) -> str:
+        return f"{self.fact}={show(value)} is present, must be absent"
+
+
+@attrs.frozen(cache_hash=True)
+class OneOf(Literal):
+    """The value is one of ``values``: of a number, name, flag or architecture."""
+
+    kind: FactKind
+    values: tuple[FactValue, ...] = attrs.field(converter=_unique, eq=frozenset)
+
+    def test(self, value: FactValue) -> bool | None:
+        if self.kind is FactKind.NUMBER:
+            return value in self.values if is_number(value) else None
+        return value in self.values if isinstance(value, bool if self.kind is FactKind.FLAG else str) else None
+
+    def negate(self) -> Predicate:
+        if self.kind is FactKind.FLAG and len(self.values) == 1:
+            return attrs.evolve(self, values=(not self.values[0],))
+        return attrs.evolve(self, negated=not self.negated)
+
+    def union(self, other: Literal) -> Literal | None:
+        if isinstance(other, OneOf) and other.kind is self.kind and other.negated is self.negated:
+            return attrs.evolve(self, values=(*self.values, *other.values))
+        return None
+
+    def needs(self) -> str:
+        return f"other than {', '.join(map(show, self.values))}" if self.negated else _listed(self.values)
+
+    def mismatch(self, value: FactValue) -> str:
+        if self.negated:
+            return f"{self.fact}={show(value)} is excluded"
+        return f"{self.fact}={show(value)} is not {_listed(self.values)}"
+
+
+@attrs.frozen(cache_hash=True)
+class Compare(Literal):
+    """``value order bound`` for a number, version or architecture. A number's negation is the opposite order."""
+
+    kind: FactKind
+    order: str
+    bound: int | float | str
+
+    def test(self, value: FactValue) -> bool | None:
+        if self.kind is FactKind.NUMBER:
+            return ORDERINGS[self.order](value, self.bound) if is_number(value) else None
+        if not isinstance(value, str):
+            return None
+        compare = compare_versions if self.kind is FactKind.VERSION else compare_archs
+        return compare(value, self.order, str(self.bound))
+
+    def negate(self) -> Predicate:
+        if self.kind is FactKind.NUMBER:
+            return attrs.evolve(self, order=_FLIPPED[self.order])
+        # A gfx942 is not >= sm90 and not < sm90 either; and 0.8rc1 is not < 0.8 and not >= 0.8.
+        return attrs.evolve(self, negated=not self.negated)
+
+    def needs(self) -> str:
+        text = f"{self.order}{self.bound}" if self.kind is FactKind.VERSION else f"{self.order} {self.bound}"
+        return f"not {text}" if self.negated else text
+
+    def mismatch(self, value: FactValue) -> str:
+        if self.test(value) is None:
+            return f"{self.fact}={show(value)} is not a {self.kind.value}"
+        text = attrs.evolve(self, negated=False).needs()
+        return (
+            f"{self.fact}={show(value)} is {text}, must not be"
+            if self.negated
+            else f"{self.fact}={value} is not {text}"
+        )
+
+
+@attrs.frozen(cache_hash=True)
+class MultipleOf(Literal):
+    """The number is a multiple of ``modulus``, a positive integer."""
+
+    modulus: int
+    kind: ClassVar[FactKind] = FactKind.NUMBER
+
+    def test(self, value: FactValue) -> bool | None:
+        return value % self.modulus == 0 if is_number(value) else None  # type: ignore[operator]
+
+    def needs(self) -> str:
+        return f"{'not ' if self.negated else ''}a multiple of {self.modulus}"
+
+    def mismatch(self, value: FactValue) -> str:
+        if self.negated:
+            return f"{self.fact}={show(value)} is a multiple of {self.modulus}, must not be"
+        return f"{self.fact}={show(value)} is not a multiple of {self.modulus}"
+
+
+@attrs.frozen(cache_hash=True)
+class Glob(Literal):
+    """The name matches ``pattern`` (``*``, ``?``, ``[abc]``, ``[!abc]``; case matters)."""
+
+    pattern: str
+    kind: ClassVar[FactKind] = FactKind.NAME
+
+    @functools.cached_property
+    def _matches(self) -> object:
+        return compile_glob(self.pattern)
+
+    def test(self, value: FactValue) -> bool | None:
+        return bool(self._matches(value)) if isinstance(value, str) else None  # type: ignore[operator]
+
+    def needs(self) -> str:
+        return f"{'no' if self.negated else 'a'} match of {self.pattern}"
+
+    def mismatch(self, value: FactValue) -> str:
+        if self.negated:
+            return f"{self.fact}={show(value)} matches {self.pattern}, must not"
+        return f"{self.fact}={show(value)} does not match {self.pattern}"
+
+
+@attrs.frozen(cache_hash=True)
+class Contains(Literal):
+    """The set has at least one of ``elements``; negated: none of them."""
+
+    elements: tuple[str, ...] = attrs.field(converter=_unique, eq=frozenset)
+    kind: ClassVar[FactKind] = FactKind.SET
+
+    def test(self, value: FactValue) -> bool | None:
+        return not value.isdisjoint(self.elements) if isinstance(value, frozenset) else None
+
+    def union(self, other: Literal) -> Literal | None:
+        if isinstance(other, Contains) and other.negated is self.negated:
+            return attrs.evolve(self, elements=(*self.elements, *other.elements))
+        return None
+
+    def needs(self) -> str:
+        return f"a set {'without' if self.negated else 'with'} {_listed(self.elements)}"
+
+    def mismatch(self, value: FactValue) -> str:
+        if self.negated:
+            return f"{self.fact}={show(value)} has {_listed(self.elements)}, must not"
+        return f"{self.fact}={show(value)} lacks {_listed(self.elements)}"
