@@ -216,7 +216,11 @@ def merge_vocabularies(ops: Iterable[Op]) -> Vocabulary:
             if known.values is not None and spec.values is not None:
                 values = tuple(dict.fromkeys((*known.values, *spec.values)))
             merged[spec.name] = attrs.evolve(
-                known, values=values, dynamic=known.dynamic or spec.dynamic, minimum=min(known.minimum, spec.minimum)
+                known,
+                values=values,
+                dynamic=known.dynamic or spec.dynamic,
+                minimum=min(known.minimum, spec.minimum),
+                integer=known.integer and spec.integer,
             )
     return Vocabulary(tuple(merged.values()))
 

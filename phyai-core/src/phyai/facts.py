@@ -20,11 +20,12 @@ from __future__ import annotations
 import enum
 import fnmatch
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar, overload
 
 import attrs
 
 FactValue: TypeAlias = "bool | int | float | str | frozenset[str]"
+T = TypeVar("T")
 
 
 class FactKind(enum.Enum):
@@ -43,7 +44,8 @@ class FactSpec:
     """The declaration of one fact.
 
     ``name`` may be a glob (``lib.*``), which declares a family. ``values``, when given, is the closed
-    set of names that the fact can take. ``minimum`` is the smallest number it can take.
+    set of names that the fact can take. ``minimum`` is the smallest number it can take; only whole
+    numbers when ``integer``.
     ``dynamic`` facts are known per call, all others when the call site is bound.
     """
 
@@ -53,6 +55,7 @@ class FactSpec:
     dynamic: bool = False
     values: tuple[str, ...] | None = None
     minimum: int = 0
+    integer: bool = True
 
 
 #: Canonical dtype names; :func:`canonical_dtype` accepts the spellings that people write.
@@ -92,7 +95,7 @@ CORE_FACTS: tuple[FactSpec, ...] = (
     FactSpec("device.arch", FactKind.ARCH, "sm75 … sm121"),
     FactSpec("device.name", FactKind.NAME, "as the driver names it"),
     FactSpec("device.sm_count", FactKind.NUMBER, "streaming multiprocessors"),
-    FactSpec("device.memory_gb", FactKind.NUMBER, "memory in GB (10^9 bytes)"),
+    FactSpec("device.memory_gb", FactKind.NUMBER, "memory in GB (10^9 bytes)", integer=False),
     FactSpec("quant.scheme", FactKind.NAME, "short name of the weight-and-input scheme (w4a16_g128)"),
     FactSpec("quant.format", FactKind.NAME, "element format of the weight (int4, nvfp4, fp8_e4m3)"),
     FactSpec("quant.layout", FactKind.NAME, "how the weight lies in memory (plain, humming, 128x4)"),
@@ -135,6 +138,18 @@ class Facts(Mapping[str, FactValue]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    @overload
+    def get(self, name: str, /) -> FactValue | None: ...
+    @overload
+    def get(self, name: str, /, default: FactValue) -> FactValue: ...
+    @overload
+    def get(self, name: str, /, default: T) -> FactValue | T: ...
+    def get(self, name: str, /, default: object = None) -> object:
+        return self._values.get(name, default)  # Mapping's own raises and catches for every absent fact
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
 
     def __hash__(self) -> int:
         if self._hash is None:

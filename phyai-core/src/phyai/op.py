@@ -181,7 +181,8 @@ class Op:
         ]
         for a in self.attributes:
             names = tuple(str(v) for v in a.values) if a.values and a.kind is FactKind.NAME else None
-            specs.append(FactSpec(f"attrs.{a.name}", a.kind, a.doc, values=names))
+            whole = all(isinstance(v, int) for v in (a.default, *(a.values or ())))
+            specs.append(FactSpec(f"attrs.{a.name}", a.kind, a.doc, values=names, integer=whole))
         return (*specs, *self.extra_facts)
 
 
