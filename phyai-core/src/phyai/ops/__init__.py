@@ -1,0 +1,62 @@
+"""The core's ops: one folder per op, with its ``signature`` and the ``arg_specs`` that real models call it with.
+
+>>> sorted(op.name for op in CORE_OPS if op.composite)
+['gated_mlp', 'qkv_rope_kv_write']
+"""
+
+from __future__ import annotations
+
+from phyai.op import Op
+from phyai.ops import (
+    activation,
+    ada_rms_norm,
+    attention,
+    attention_paged,
+    causal_conv,
+    channel_l2_norm,
+    conv1d,
+    conv2d,
+    conv3d,
+    embedding,
+    gated_activation,
+    gated_mlp,
+    gated_residual,
+    gemm,
+    group_norm,
+    kv_write,
+    layer_norm,
+    modulation,
+    qkv_rope_kv_write,
+    quantize_activation,
+    rms_norm,
+    rms_norm_add,
+    rope,
+)
+
+CORE_OPS: tuple[Op, ...] = (
+    gemm.OP,
+    attention.OP,
+    attention_paged.OP,
+    kv_write.OP,
+    rms_norm.OP,
+    rms_norm_add.OP,
+    ada_rms_norm.OP,
+    layer_norm.OP,
+    group_norm.OP,
+    channel_l2_norm.OP,
+    activation.OP,
+    gated_activation.OP,
+    conv1d.OP,
+    conv2d.OP,
+    conv3d.OP,
+    causal_conv.OP,
+    embedding.OP,
+    rope.OP,
+    modulation.OP,
+    gated_residual.OP,
+    quantize_activation.OP,
+    gated_mlp.OP,
+    qkv_rope_kv_write.OP,
+)
+
+__all__ = ["CORE_OPS"]

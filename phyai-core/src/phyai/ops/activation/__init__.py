@@ -1,0 +1,5 @@
+"""Pointwise activations."""
+
+from phyai.ops.activation.signature import OP
+
+__all__ = ["OP"]

@@ -1,0 +1,5 @@
+"""``y = x @ weight.T + bias``."""
+
+from phyai.ops.gemm.signature import OP
+
+__all__ = ["OP"]

@@ -1,0 +1,25 @@
+"""Layer norms of SigLIP and of Cosmos3's action head."""
+
+from __future__ import annotations
+
+from phyai.op import ArgSpec
+from phyai.ops.shapes import IMAGE_TOKENS, VISION
+
+AFFINE = ("weight", "bias")
+FP32 = dict.fromkeys(("x", "weight", "bias", "y"), "fp32")
+
+ARG_SPECS = (
+    ArgSpec("pi05.vision", {"M": 3 * IMAGE_TOKENS, "D": VISION.width}, {}, {"eps": 1e-6}, AFFINE, VISION.facts),
+    ArgSpec(
+        "pi0.vision", {"M": 2 * IMAGE_TOKENS, "D": VISION.width}, FP32, {"eps": 1e-6}, AFFINE,
+        {**VISION.facts, "model.family": "pi0"},
+    ),
+    ArgSpec("small.one", {"M": 1, "D": 1}, {}, {}, AFFINE),
+    ArgSpec("small.odd", {"M": 5, "D": 7}, {}, {}, AFFINE),
+    ArgSpec("small.plain", {"M": 4, "D": 12}),
+    ArgSpec("small.weight", {"M": 4, "D": 12}, {}, {}, ("weight",)),
+    ArgSpec("small.fp32weight", {"M": 4, "D": 24}, {"weight": "fp32", "bias": "fp32"}, {}, AFFINE),
+    ArgSpec("small.fp32", {"M": 3, "D": 32}, FP32, {"eps": 1e-2}, AFFINE),
+    ArgSpec("small.fp16", {"M": 3, "D": 8}, dict.fromkeys(("x", "weight", "bias", "y"), "fp16"), {}, AFFINE),
+    ArgSpec("small.fp64", {"M": 2, "D": 5}, dict.fromkeys(("x", "weight", "bias", "y"), "fp64"), {}, AFFINE),
+)  # fmt: skip
