@@ -1,0 +1,9 @@
+"""The resolver: one pure function from what is known to a decision.
+
+Dispatch, ``phyai explain`` and lint all call :func:`resolve`; nothing else chooses kernels.
+"""
+
+from phyai.resolver.ordering import BANDS, CAPABILITY, RANKS, TIES
+from phyai.resolver.resolve import reads, resolve
+
+__all__ = ["BANDS", "CAPABILITY", "RANKS", "TIES", "reads", "resolve"]

@@ -1,0 +1,88 @@
+"""The parts of a composite op: what they resolve to, and whether their rules rule fusion out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from phyai.catalog import Catalog
+from phyai.composite import is_decomposition, part_facts
+from phyai.decision import Decision, Rejected, Stage
+from phyai.environment import Environment
+from phyai.errors import NoKernelError
+from phyai.facts import Facts
+from phyai.kernel import Kernel
+from phyai.op import Op
+from phyai.policy import Aspects, NumericsDemand, Policy, Rule, kernel_matches
+
+_WILD = frozenset("*?[")
+
+
+@attrs.frozen
+class Parts:
+    """Decisions by part name. ``ban`` is the strongest rule on a part that rules fusion out, with the part's
+    name; ``problem`` says which part has no kernel, if one has none."""
+
+    decisions: Mapping[str, Decision] = attrs.field(factory=dict)
+    ban: tuple[str, Rule] | None = None
+    problem: str = ""
+
+    @property
+    def kernels(self) -> dict[str, Kernel]:
+        return {name: d.kernel for name, d in self.decisions.items() if d.kernel is not None}
+
+    @property
+    def kernel_ids(self) -> tuple[str, ...]:
+        return tuple(kernel.id for kernel in self.kernels.values())
+
+    def refusal(self, kernel: Kernel, aspects: Aspects) -> Rejected | None:
+        """Why a kernel of the composite op is out on account of its parts, or None."""
+        if is_decomposition(kernel):
+            return Rejected(kernel.id, Stage.PARTS, self.problem) if self.problem else None
+        if self.ban is None:
+            return None
+        part, rule = self.ban
+        if any(r.strength >= rule.strength and _names(r, kernel) for r in aspects.matched):
+            return None
+        said = rule.restriction or "its numerics"
+        reason = (
+            f"fusing would bypass rule {rule.ref} on part {part} ({said}); "
+            f"a rule on {kernel.op} of at least priority {rule.priority} in layer {rule.layer} that names {kernel.id} would allow it"
+        )
+        return Rejected(kernel.id, Stage.PARTS, reason, rule.ref)
+
+
+def resolve_parts(
+    op: Op, facts: Facts, catalog: Catalog, policy: Policy, environment: Environment
+) -> Parts:
+    """Decide every part of a composite op as a call of its own."""
+    from phyai.resolver.resolve import resolve
+
+    decisions: dict[str, Decision] = {}
+    ban: tuple[str, Rule] | None = None
+    problem = ""
+    for part in op.parts:
+        own = part_facts(op, part, catalog.op(part.op), facts)
+        for rule in _binding(policy.aspects(own)):
+            if ban is None or rule.strength > ban[1].strength:
+                ban = (part.name, rule)
+        try:
+            decisions[part.name] = resolve(own, catalog, policy, environment)
+        except NoKernelError as error:
+            if isinstance(error.decision, Decision):
+                decisions[part.name] = error.decision
+            problem = problem or f"its part {part.name} ({part.op}) has no kernel: {str(error).splitlines()[0]}"
+    return Parts(decisions, ban, problem)
+
+
+def _binding(aspects: Aspects) -> tuple[Rule, ...]:
+    """The rules in force on a part that a fused kernel would not be held to."""
+    numerics = aspects.numerics if aspects.numerics and aspects.numerics.numerics != NumericsDemand() else None
+    return tuple(rule for rule in (aspects.restriction, numerics) if rule is not None)
+
+
+def _names(rule: Rule, kernel: Kernel) -> bool:
+    """Whether a rule names the kernel: by its id, or by a glob that spells out backend and op."""
+    patterns = rule.restriction.kernels if rule.restriction else rule.prefer
+    return any(kernel_matches(p, kernel.id) and not _WILD & set("".join(p.split(".")[:2])) for p in patterns)
