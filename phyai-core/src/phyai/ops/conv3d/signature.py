@@ -1,7 +1,7 @@
 """Convolution (cross-correlation) of channels-first videos over time, height and width.
 
-As the op ``conv2d`` with one axis more. ``stride``, ``padding`` and ``dilation`` hold for height and width, and for time
-too unless ``stride_t``, ``padding_t`` or ``dilation_t`` is given.
+As the op ``conv2d`` with one axis more. ``stride``, ``padding`` and ``dilation`` hold for height and width, and for
+time too unless ``stride_t``, ``padding_t`` or ``dilation_t`` is given.
 
 Source: ``torch.nn.functional.conv3d``; video models treat time apart (Qwen-VL's patches, the WAN VAE's causal padding).
 """

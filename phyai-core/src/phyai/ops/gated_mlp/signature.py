@@ -12,10 +12,10 @@ Source: Shazeer 2020; Gemma's and Llama's MLP.
 
 from __future__ import annotations
 
-from phyai.op import Dim, Op, Part, Tensor
+from phyai.op import FLOATS, Dim, Op, Part, Tensor
 from phyai.ops.activation.signature import ACTIVATION
 from phyai.ops.gated_mlp.arg_specs import ARG_SPECS
-from phyai.ops.gemm.signature import CODES, FLOATS
+from phyai.ops.gemm.signature import CODES
 
 OP = Op(
     name="gated_mlp",

@@ -7,9 +7,9 @@
     scales = amax / top                                    # fp32; 1 where amax is 0; or the given static scale
     codes = (x / scales).clamp(-top, top)                  # then rounded to the nearest code, ties to even
 
-so that ``x`` is about ``codes * scales``. ``granularity`` is ``tensor`` (scales ``[1]``), ``token`` (scales ``[...M, 1]``)
-or ``group`` (scales ``[...M, K / group_size]``; group_size divides K). A static ``scale`` goes with ``tensor`` only, and is
-returned as it was given.
+so that ``x`` is about ``codes * scales``. ``granularity`` is ``tensor`` (scales ``[1]``), ``token`` (scales
+``[...M, 1]``) or ``group`` (scales ``[...M, K / group_size]``; group_size divides K). A static ``scale`` goes with
+``tensor`` only, and is returned as it was given.
 
 Sources: ``torch.finfo`` of the float8 dtypes (OCP 8-bit floating point); LLM.int8 (Dettmers et al. 2022) for one scale
 per token.

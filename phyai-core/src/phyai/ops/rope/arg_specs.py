@@ -12,7 +12,7 @@ from phyai.ops.shapes import CHUNK, COSMOS3, EXPERT, PREFIX, PREFIX_TOKENS
 _Heads = tuple[int, int, int]
 GEMMA: _Heads = (PREFIX.heads, PREFIX.kv_heads, PREFIX.head_dim)
 COSMOS: _Heads = (COSMOS3.heads, COSMOS3.kv_heads, COSMOS3.head_dim)
-MROPE = {"mrope_sections": "24,20,20", "mrope_interleaved": True}
+MROPE: dict[str, Any] = {"mrope_sections": "24,20,20", "mrope_interleaved": True}
 
 
 def _spec(

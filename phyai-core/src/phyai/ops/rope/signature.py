@@ -8,10 +8,10 @@
     a, b = a * cos - b * sin, b * cos + a * sin            # in fp32 (fp64 for fp64), rounded once
     y = cat(a, b, rest)                 if style == "neox" else  cat(stack(a, b, -1).flatten(-2), rest)
 
-for x in (q, k). With ``mrope_sections="t,h,w"`` (summing to rotary_dim / 2) positions are ``[3, ...M]``, and each of the
-rotary_dim / 2 frequencies takes its angle from one of the three: consecutive sections of t, h and w frequencies, or,
-with ``mrope_interleaved``, frequency i from ``("t", "h", "w")[i % 3]`` as long as that axis has frequencies left, and
-from t after that.
+for x in (q, k). With ``mrope_sections="t,h,w"`` (summing to rotary_dim / 2) positions are ``[3, ...M]``, and each of
+the rotary_dim / 2 frequencies takes its angle from one of the three: consecutive sections of t, h and w frequencies,
+or, with ``mrope_interleaved``, frequency i from ``("t", "h", "w")[i % 3]`` as long as that axis has frequencies left,
+and from t after that.
 
 Sources: Su et al. 2021; multimodal sections: Qwen2-VL; interleaved: Qwen3-VL (transformers'
 ``apply_interleaved_mrope``).
