@@ -1,8 +1,8 @@
 """Ask the NVIDIA driver which GPUs are here, without a tensor library.
 
-Uses the CUDA driver API (``libcuda``), which honours ``CUDA_VISIBLE_DEVICES`` and numbers devices as
-torch does. No context is created. A device that the catalogue knows gets its memory from there, as sold, so that a
-policy reads the same number on the device and in an answer about it. The attribute numbers are those of ``CUdevice_attribute`` in ``cuda.h``.
+Uses the CUDA driver API (``libcuda``), which honours ``CUDA_VISIBLE_DEVICES`` and numbers devices as torch does. No
+context is created. A device that the catalogue knows gets its memory from there, as sold, so that a policy reads the
+same number on the device and in an answer about it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from phyai.devices.catalogue import named
 from phyai.environment import Device
 
+# CUdevice_attribute in cuda.h
 _MULTIPROCESSOR_COUNT = 16
 _COMPUTE_CAPABILITY_MAJOR = 75
 _COMPUTE_CAPABILITY_MINOR = 76

@@ -1,0 +1,65 @@
+"""List the plug-ins that are installed: what each contributes, and what is wrong with those that do not work."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections import Counter
+from typing import Any
+
+import attrs
+
+from phyai.cli.command import Context, Exit
+
+EXAMPLES = """
+  phyai backends
+  phyai backends --check          # status 1 when one does not work
+  PHYAI_DISABLE_PLUGINS=humming phyai backends --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--check", action="store_true", help="exit with status 1 when a plug-in is not ready")
+
+
+def main(args: argparse.Namespace, context: Context) -> int:
+    log = logging.getLogger("phyai.plugins")
+    log.addFilter(_nothing)  # the table says it
+    try:
+        catalog = context.catalog
+    finally:
+        log.removeFilter(_nothing)
+    environment = context.environment()
+    owned = Counter(owner for kernel in catalog.kernels if (owner := catalog.owner(kernel.id)) is not None)
+    rows: list[dict[str, Any]] = [
+        {**attrs.asdict(status), "state": status.state.value, "usable": status.state.usable, "kernels": owned[status]}
+        for status in catalog.plugins
+    ]
+    if context.json:
+        libraries = dict(environment.libraries)
+        context.emit({"device": attrs.asdict(environment.device), "libraries": libraries, "plugins": rows})
+    else:
+        context.say(f"device: {environment.device}")
+        found = ", ".join(f"{name} {version}" for name, version in environment.libraries.items())
+        context.say(f"libraries: {found or 'none'}")
+        context.table(
+            ("plug-in", "kind", "distribution", "state", "kernels", "what is wrong", "what to do"),
+            [
+                (
+                    row["name"],
+                    row["group"].removeprefix("phyai."),
+                    " ".join(filter(None, (row["distribution"], row["version"]))),
+                    row["state"],
+                    str(row["kernels"] or ""),
+                    row["reason"],
+                    row["advice"],
+                )
+                for row in rows
+            ],
+        )
+    ready = all(row["state"] in ("ready", "disabled") for row in rows)
+    return Exit.OK if ready or not args.check else Exit.REFUSED
+
+
+def _nothing(_: logging.LogRecord) -> bool:
+    return False

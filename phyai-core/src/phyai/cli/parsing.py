@@ -1,0 +1,44 @@
+"""Parsers of sub-commands: the same options, examples and exit statuses everywhere."""
+
+from __future__ import annotations
+
+import argparse
+from types import ModuleType
+from typing import Any
+
+from phyai.plugins.hooks import Command
+
+EXIT_STATUSES = """
+exit status: 0 done; 1 a problem was found or the request was refused; 2 wrong command line; 3 a defect of PhyAI or of a
+plug-in; 130 interrupted; 141 the reader of the output went away
+
+environment: PHYAI_KERNEL_CONFIG (policy file), PHYAI_KERNEL_PROFILE, PHYAI_DISABLE_PLUGINS (a,b), PHYAI_DEBUG (1 prints
+tracebacks), NO_COLOR, COLUMNS
+"""
+
+
+def parser_of(command: Command, module: ModuleType) -> argparse.ArgumentParser:
+    """The parser of one sub-command, with the options that every one has."""
+    parser = argparse.ArgumentParser(
+        prog=f"phyai {command.name}",
+        description=module.__doc__,
+        epilog=epilog(getattr(module, "EXAMPLES", "")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_common(parser)
+    module.add_arguments(parser)
+    return parser
+
+
+def add_common(parser: argparse.ArgumentParser, *, nested: bool = False) -> None:
+    """``--json`` and ``--debug``. A ``nested`` parser leaves alone what its parent has parsed."""
+    default: Any = argparse.SUPPRESS if nested else False
+    group = parser.add_argument_group("common options")
+    group.add_argument("--json", action="store_true", default=default, help="write JSON, for scripts")
+    group.add_argument("--debug", action="store_true", default=default, help="print tracebacks")
+
+
+def epilog(examples: str) -> str:
+    """What stands below the options in ``--help``."""
+    return f"examples:\n{examples.strip(chr(10))}\n{EXIT_STATUSES}" if examples else EXIT_STATUSES

@@ -1,0 +1,23 @@
+"""Which sub-commands there are. Listing them imports none of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phyai.plugins.hooks import Command
+
+if TYPE_CHECKING:
+    from phyai.catalog import Catalog
+
+#: The sub-commands of the core, in the order in which ``phyai --help`` lists them.
+BUILT_IN: tuple[Command, ...] = (
+    Command("run", "run a model under a policy", "phyai.cli.run"),
+    Command("backends", "list plug-ins, and what is wrong with those that do not work", "phyai.cli.backends"),
+    Command("ops", "list the ops, or describe one", "phyai.cli.ops"),
+    Command("kernels", "list the kernels, or describe one", "phyai.cli.kernels"),
+)
+
+
+def commands(catalog: Catalog) -> dict[str, Command]:
+    """Every sub-command by name: the core's, then those of plug-ins. A plug-in cannot replace one of the core's."""
+    return {command.name: command for command in (*catalog.commands, *BUILT_IN)}
