@@ -8,6 +8,7 @@
     aspects.restriction, aspects.preference("torch.gemm.bf16"), aspects.params("torch.gemm.bf16")
 """
 
+from phyai.policy._load import LoadedPolicy, default_policy, load_policy, parse_policy, policy_from_environment
 from phyai.policy._model import (
     FALLBACKS,
     PROFILES,
@@ -20,8 +21,10 @@ from phyai.policy._model import (
     Policy,
     Restriction,
     Rule,
+    is_glob,
     kernel_matches,
 )
+from phyai.policy._problems import Problem
 
 __all__ = [
     "FALLBACKS",
@@ -35,5 +38,12 @@ __all__ = [
     "Policy",
     "Restriction",
     "Rule",
+    "LoadedPolicy",
+    "Problem",
+    "default_policy",
+    "is_glob",
     "kernel_matches",
+    "load_policy",
+    "parse_policy",
+    "policy_from_environment",
 ]

@@ -60,6 +60,11 @@ class Location:
         return f"{self.file}:{self.line}:{self.column}"
 
 
+def is_glob(pattern: str) -> bool:
+    """Whether a pattern has a wildcard; only then is it more than one id."""
+    return any(char in pattern for char in "*?[")
+
+
 def kernel_matches(pattern: str, kernel_id: str) -> bool:
     """Whether a kernel id, or a glob over ids, names this kernel.
 

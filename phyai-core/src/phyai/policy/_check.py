@@ -1,0 +1,256 @@
+"""A tree of YAML nodes as a policy: every key, type and name checked, every problem reported."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from phyai.catalog import Catalog
+from phyai.policy import _earlier
+from phyai.policy._kernels import Kernels
+from phyai.policy._match import Match, Matches
+from phyai.policy._model import (
+    FALLBACKS,
+    PROFILES,
+    SCHEMA,
+    Defaults,
+    Layer,
+    Location,
+    NumericsDemand,
+    Policy,
+    Restriction,
+    Rule,
+    is_glob,
+)
+from phyai.policy._problems import Report, one_of
+from phyai.policy._yaml import Node
+from phyai.predicates import TRUE
+
+_TOP = ("schema", "profile", "defaults", "quantization", "rules", "overrides")
+_DEFAULTS = ("fallback", "numerics", "ties")
+_BESIDE = ("id", "priority", "match", "params", "numerics", "fallback")
+_DOES = {Layer.USER: ("prefer", "restrict_to", "pin"), Layer.OVERRIDE: ("use", "pin", "restrict_to")}
+_NUMERICS = ("any", "reproducible", "batch_invariant")
+_MAX_PRIORITY = 10**9
+
+
+class Checker:
+    """Reads one file. Problems go to the report; what is returned leaves out what was wrong."""
+
+    def __init__(self, catalog: Catalog, report: Report, file: str, layer: Layer = Layer.USER) -> None:
+        self._report = report
+        self._file = file
+        self._layer = layer
+        self._catalog = catalog
+        self._kernels = Kernels(catalog, report, file)
+        self._matches = Matches(catalog, report, file)
+        self._ids: dict[str, Location] = {}
+        #: The ops that each rule can match (None: any), by the rule's id.
+        self.ops: dict[str, frozenset[str] | None] = {}
+
+    def policy(self, root: Node) -> Policy:
+        if not root.is_map:
+            shown = None if root.value is None else root.shown()
+            self._error(root, "a policy file is a mapping", f"begin with `schema: {SCHEMA}`", shown)
+            return Policy(source=self._file)
+        sections = self._known(root, _TOP)
+        self._schema(root, sections.get("schema"))
+        quantization = sections.get("quantization")
+        return Policy(
+            rules=(*self._rules(sections.get("rules"), self._layer), *self._rules(sections.get("overrides"), Layer.OVERRIDE)),
+            defaults=self._defaults(sections.get("defaults")),
+            profile=self._choice(sections.get("profile"), "profile", PROFILES),
+            quantization=None if quantization is None else self._quantization(quantization),
+            source=self._file,
+        )
+
+    def _schema(self, root: Node, node: Node | None) -> None:
+        if node is None:
+            self._report.warn(self._at(root), f"no schema; read as {SCHEMA}", None, f"add `schema: {SCHEMA}`")
+        elif node.is_map or node.is_list or node.text not in _earlier.SCHEMAS:
+            self._error(node, "a schema that this version does not read", f"it reads `{SCHEMA}`")
+
+    def _defaults(self, node: Node | None) -> Defaults:
+        if node is None or not self._mapping(node, "defaults"):
+            return Defaults()
+        given = self._known(node, _DEFAULTS)
+        fallback = self._choice(given.get("fallback"), "fallback", FALLBACKS)
+        if fallback == "reference":
+            self._report.warn(
+                self._at(given["fallback"]),
+                "`fallback: reference` also relaxes restrictions: a `restrict_to` that leaves nothing usable falls back"
+                " to a reference kernel",
+                suggestion="`warn` or `error` keeps restrictions strict",
+            )
+        return Defaults(fallback, self._numerics(given.get("numerics")), self._ties(given.get("ties")))
+
+    def _ties(self, node: Node | None) -> tuple[str, ...]:
+        if node is None:
+            return ()
+        items = node.value if node.is_list else (node,)
+        names = tuple(item.value for item in items)
+        if not all(isinstance(name, str) and name.isidentifier() for name in names):
+            self._error(node, "`ties` is a list of backends, most preferred first", "for example [cuda, torch]")
+            return ()
+        return tuple(dict.fromkeys(names))
+
+    def _quantization(self, node: Node) -> Mapping[str, Any] | None:
+        from phyai.quant import QuantPolicyError, plan_from_policy
+
+        section = node.plain()
+        try:
+            plan_from_policy(section)
+        except QuantPolicyError as error:
+            for problem in error.problems:
+                found = node.find(problem.path)
+                place = (found.line, found.column)
+                if problem.path and (parent := node.find(problem.path[:-1])).is_map:
+                    place = parent.keys.get(str(problem.path[-1]), place)
+                self._report.error(Location(self._file, *place), str(problem.message), found.shown(), problem.suggestion)
+        return section if isinstance(section, dict) else None
+
+    def _rules(self, node: Node | None, layer: Layer) -> list[Rule]:
+        section = "overrides" if layer is Layer.OVERRIDE else "rules"
+        if node is None or node.value is None:
+            return []
+        if not node.is_list:
+            self._error(node, f"`{section}` is a list of rules", "write each as `- id: …`")
+            return []
+        read = [self._rule(item, f"{section}[{i}]", layer) for i, item in enumerate(node.value)]
+        return [rule for rule in read if rule is not None]
+
+    def _rule(self, node: Node, name: str, layer: Layer) -> Rule | None:
+        if not self._mapping(node, "a rule"):
+            return None
+        before = len(self._report.errors)
+        does = _DOES[Layer.OVERRIDE if layer is Layer.OVERRIDE else Layer.USER]
+        given = self._known(node, (*_BESIDE, *does))
+        typos = len(given) < len(node.value)
+        id = self._id(node, given.get("id"), name)
+        priority = self._priority(given.get("priority"))
+        match = self._matches.read(given["match"]) if "match" in given else Match(TRUE, None)
+        verbs = [verb for verb in does if verb in given]
+        if len(verbs) > 1:
+            listed = ", ".join(f"`{verb}`" for verb in verbs)
+            self._error_at(node.keys[verbs[1]], "a rule has one effect", f"{listed}", "make two rules of it")
+        elif not verbs and not typos and (layer is Layer.OVERRIDE or not {"params", "numerics", "fallback"} & set(given)):
+            wanted = "`use` or `restrict_to`" if layer is Layer.OVERRIDE else "`prefer`, `restrict_to` or `pin`"
+            what = "an override" if layer is Layer.OVERRIDE else "a rule"
+            self._error_at((node.line, node.column), f"{what} without effect", id, f"give it {wanted}")
+        restriction, prefer = self._effect(given, verbs[0] if verbs else None)
+        patterns = restriction.kernels if restriction else prefer
+        ops = match.ops if match else None
+        self._reach(given, verbs, patterns, ops)
+        rule_params = given.get("params")
+        params = self._kernels.params(rule_params, patterns, ops) if rule_params is not None else {}
+        fallback = self._kernels.read(given["fallback"], "fallback", strict=True) if "fallback" in given else ()
+        numerics = self._numerics(given.get("numerics"))
+        if len(self._report.errors) > before or match is None:
+            return None
+        self.ops[id] = match.ops
+        where = self._at(node)
+        return Rule(id, match.predicate, priority, restriction, prefer, params, numerics, fallback, layer, where)
+
+    def _id(self, node: Node, given: Node | None, name: str) -> str:
+        if given is None:
+            return name
+        if given.is_map or given.is_list or given.value is None:
+            self._error(given, "an id is text")
+            return name
+        if given.text in self._ids:
+            first = self._ids[given.text]
+            self._error(given, f"an id that line {first.line} has already", "ids are unique in a file")
+        self._ids.setdefault(given.text, self._at(given))
+        return given.text
+
+    def _priority(self, node: Node | None) -> int:
+        if node is None:
+            return 0
+        if isinstance(node.value, bool) or not isinstance(node.value, int) or abs(node.value) > _MAX_PRIORITY:
+            self._error(node, "a priority is a whole number", "for example 10; higher wins")
+            return 0
+        return node.value
+
+    def _effect(self, given: Mapping[str, Node], verb: str | None) -> tuple[Restriction | None, tuple[str, ...]]:
+        if verb is None:
+            return None, ()
+        node = given[verb]
+        if verb == "prefer":
+            return None, self._kernels.read(node, verb, strict=False)
+        kernels = self._kernels.read(node, verb, strict=True)
+        if verb == "restrict_to":
+            return Restriction(kernels), ()
+        if len(kernels) > 1 or any(is_glob(kernel) for kernel in kernels):
+            self._error(node, f"`{verb}` takes one id", "write `restrict_to` for several kernels or a glob")
+        return Restriction(kernels, pin=True), ()
+
+    def _reach(
+        self, given: Mapping[str, Node], verbs: list[str], patterns: tuple[str, ...], ops: frozenset[str] | None
+    ) -> None:
+        """Complain where the kernels that a rule names implement none of the ops that it matches."""
+        named = [self._kernels.named_by(pattern) for pattern in patterns]
+        if ops is None or not named or not all(named):
+            return  # some kernel is unknown here, and has been spoken of
+        if not any(kernel.op in ops for kernels in named for kernel in kernels):
+            report = self._report.warn if verbs == ["prefer"] else self._report.error
+            node = given[verbs[0]]
+            message = f"none of these kernels computes {', '.join(sorted(ops)) or 'an op that this rule matches'}"
+            report(self._at(node), message, node.shown())
+
+    def _numerics(self, node: Node | None) -> NumericsDemand | None:
+        if node is None:
+            return None
+        if node.is_map:
+            given = self._known(node, ("reproducible", "batch_invariant", "accumulation"))
+            flags = {name: child.value for name, child in given.items() if name != "accumulation"}
+            for name, value in flags.items():
+                if not isinstance(value, bool):
+                    self._error(given[name], f"`{name}` is true or false")
+            types = given.get("accumulation")
+            accumulation = self._texts(types, "accumulation", "a dtype or a list of them") if types is not None else ()
+            return NumericsDemand(**{k: v is True for k, v in flags.items()}, accumulation=accumulation)
+        words = self._texts(node, "numerics", f"one of {', '.join(_NUMERICS)}")
+        for word in words:
+            if word not in _NUMERICS:
+                self._error(node, "no such demand on numerics", one_of(word, _NUMERICS))
+        if "any" in words and len(words) > 1:
+            self._error(node, "`any` asks for nothing, so it stands alone")
+        return NumericsDemand("reproducible" in words, "batch_invariant" in words)
+
+    def _texts(self, node: Node, what: str, form: str) -> tuple[str, ...]:
+        items = node.value if node.is_list else (node,)
+        if not items or not all(isinstance(item.value, str) for item in items):
+            self._error(node, f"`{what}` is {form}")
+            return ()
+        return tuple(item.value for item in items)
+
+    def _choice(self, node: Node | None, what: str, allowed: Collection[str]) -> str | None:
+        if node is None:
+            return None
+        if node.is_map or node.is_list or node.text not in allowed:
+            self._error(node, f"no such {what}", one_of(node.text, allowed))
+            return None
+        return node.text
+
+    def _mapping(self, node: Node, what: str) -> bool:
+        if not node.is_map:
+            self._error(node, f"`{what}` is a mapping" if what == "defaults" else f"{what} is a mapping")
+        return node.is_map
+
+    def _known(self, node: Node, allowed: tuple[str, ...]) -> dict[str, Node]:
+        for key in node.value:
+            if key not in allowed:
+                hint = one_of(key, allowed)
+                if key in ("use", "pin", "prefer"):
+                    hint = {"use": "write `pin`", "prefer": "a rule can prefer, an override decides"}.get(key, hint)
+                self._error_at(node.keys[key], "unknown key", key, hint)
+        return {key: child for key, child in node.value.items() if key in allowed}
+
+    def _at(self, node: Node) -> Location:
+        return Location(self._file, node.line, node.column)
+
+    def _error(self, node: Node, message: str, suggestion: str | None = None, got: str | None = None) -> None:
+        self._report.error(self._at(node), message, got or node.shown(), suggestion)
+
+    def _error_at(self, at: tuple[int, int], message: str, got: str, suggestion: str | None = None) -> None:
+        self._report.error(Location(self._file, *at), message, got, suggestion)

@@ -1,0 +1,185 @@
+"""A rule's ``match:`` as a predicate: ops by their names, facts that the op's calls carry."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from typing import Any
+
+import attrs
+
+from phyai.catalog import Catalog
+from phyai.facts import Vocabulary
+from phyai.policy import _earlier
+from phyai.policy._model import Location, is_glob, kernel_matches
+from phyai.policy._problems import Report
+from phyai.policy._yaml import Node
+from phyai.predicates import FALSE, TRUE, Predicate, PredicateErrors, match
+
+_LISTS = ("any_of", "all_of", "none_of")
+Path = tuple[str | int, ...]
+Ops = frozenset[str] | None  # None: any op
+
+
+@attrs.frozen
+class Match:
+    """A predicate, and the ops whose calls it can match."""
+
+    predicate: Predicate
+    ops: Ops
+
+
+class Matches:
+    """Reads the ``match:`` of rules against a catalog; problems go to the report."""
+
+    def __init__(self, catalog: Catalog, report: Report, file: str) -> None:
+        self.catalog = catalog
+        self.report = report
+        self.file = file
+        self.op_names = {**catalog.aliases, **{op: op for op in _earlier.ABSENT_OPS if op not in catalog.aliases}}
+        self.has = lru_cache(maxsize=None)(self._has)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Every fact of any op here, and those that only the earlier system's ops have."""
+        known = self.catalog.vocabulary
+        return Vocabulary((*known.specs, *(s for name, s in _earlier.ABSENT_FACTS.items() if known.find(name) is None)))
+
+    def read(self, node: Node) -> Match | None:
+        """The predicate, or None when something is wrong with it."""
+        if node.value is None:
+            return Match(TRUE, None)
+        before = len(self.report.errors)
+        reading = _Reading(self)
+        data = reading.item(node, (), None)
+        try:
+            predicate = match(data, self.vocabulary, ops=self.op_names)
+        except PredicateErrors as errors:
+            for problem in errors.problems:
+                at, got = reading.place(problem.path, at_key=problem.at_key)
+                self.report.error(at, problem.message, got, problem.suggestion)
+        if len(self.report.errors) > before:
+            return None
+        if predicate == FALSE:
+            self.report.warn(Location(self.file, node.line, node.column), "no call can match this", node.shown())
+        return Match(predicate, self.ops(node, None))
+
+    def ops(self, node: Node, scope: Ops) -> Ops:
+        """The ops that a mapping can match, within ``scope``, as far as its own ``op`` says."""
+        written = node.value.get("op")
+        if written is None or written.is_map:
+            return scope
+        patterns = [str(i.value) for i in (written.value if written.is_list else (written,))]
+        if "*" in patterns:
+            return scope
+        found = {name for pattern in patterns for name in self._named(pattern)}
+        if found == {"activation"} and _gated(node):
+            found = {"gated_activation"}  # one op in the earlier system
+        return frozenset(found) if scope is None else frozenset(found) & scope
+
+    def _named(self, pattern: str) -> tuple[str, ...]:
+        if is_glob(pattern):
+            return tuple(op.name for op in self.catalog.ops if kernel_matches(pattern, op.name))
+        return (self.op_names[pattern],) if pattern in self.op_names else ()
+
+    def _has(self, fact: str, scope: Ops) -> bool:
+        """Whether calls of an op in ``scope`` can carry a fact."""
+        if scope is None:
+            return self.catalog.vocabulary.find(fact) is not None
+        here = (op for op in scope if op in self.catalog.aliases)
+        return any(self.catalog.vocabulary_of(op).find(fact) is not None for op in here)
+
+
+def _gated(node: Node) -> bool:
+    attributes = node.value.get("attrs")
+    nested = attributes.value.get("gated") if attributes is not None and attributes.is_map else None
+    gated = node.value.get("attrs.gated", nested)
+    return gated is not None and gated.value is True
+
+
+class _Reading:
+    """One ``match:`` on its way to plain data with dotted facts, remembering where each value was written."""
+
+    def __init__(self, matches: Matches) -> None:
+        self._matches = matches
+        self._report = matches.report
+        self._places: dict[Path, tuple[tuple[int, int], Node]] = {}
+
+    def place(self, path: Path, *, at_key: bool) -> tuple[Location, str]:
+        """Where the value (or key) at a path of the plain data was written, and how."""
+        end = next(end for end in range(len(path), -1, -1) if path[:end] in self._places)
+        key, node = self._places[path[:end]]
+        if at_key and end == len(path):
+            return Location(self._matches.file, *key), str(path[-1]) if path else node.shown()
+        found = node.find(path[end:])
+        return Location(self._matches.file, found.line, found.column), found.shown()
+
+    def item(self, node: Node, path: Path, scope: Ops) -> Any:
+        self._places[path] = ((node.line, node.column), node)
+        if not node.is_map:
+            return node.plain()  # match() says what is wrong with it
+        scope = self._matches.ops(node, scope)
+        data: dict[str, Any] = {}
+        self._gather(node, "", path, scope, data)
+        return data
+
+    def _gather(self, node: Node, prefix: str, path: Path, scope: Ops, data: dict[str, Any]) -> None:
+        for key, child in node.value.items():
+            name, here = prefix + key, (*path, prefix + key)
+            if key in (*_LISTS, "when") and prefix:
+                at = Location(self._matches.file, *node.keys[key])
+                self._report.error(at, f"`{key}` cannot stand below `{prefix[:-1]}`", name, "move it up")
+            elif name in _LISTS and child.is_list:
+                self._places[here] = (node.keys[key], child)
+                data[name] = [self.item(each, (*here, i), scope) for i, each in enumerate(child.value)]
+            elif name == "when" and child.is_map:
+                self._places[here] = (node.keys[key], child)
+                data[name] = {part: self.item(each, (*here, part), scope) for part, each in child.value.items()}
+            elif name == "when" and child.is_list:
+                self._places[here] = (node.keys[key], child)
+                data[name] = [self._when(each, (*here, i), scope) for i, each in enumerate(child.value)]
+            elif child.is_map and name not in _LISTS:
+                self._gather(child, name + ".", path, scope, data)
+            else:
+                self._condition(name, node.keys[key], child, path, scope, data)
+
+    def _when(self, node: Node, path: Path, scope: Ops) -> Any:
+        self._places[path] = ((node.line, node.column), node)
+        if not node.is_map:
+            return node.plain()
+        return {part: self.item(each, (*path, part), scope) for part, each in node.value.items()}
+
+    def _condition(
+        self, name: str, key: tuple[int, int], node: Node, path: Path, scope: Ops, data: dict[str, Any]
+    ) -> None:
+        value = node.plain()
+        if name == "op":
+            conditions = {name: "gated_activation" if scope == {"gated_activation"} else value}
+        elif name in (*_LISTS, "when"):
+            conditions = {name: value}  # match() says what is wrong with it
+        else:
+            conditions = _earlier.translate(name, value, lambda fact: self._matches.has(fact, scope))
+        for fact, wanted in conditions.items():
+            self._places[(*path, fact)] = (key, node)
+            if fact in data:
+                at = Location(self._matches.file, *key)
+                self._report.error(at, f"a second condition on `{fact}`", name, "use a list, a range or all_of")
+            elif fact in (*_LISTS, "when") or self._known(fact, name, key, wanted, scope):
+                data[fact] = wanted
+
+    def _known(self, fact: str, written: str, key: tuple[int, int], value: Any, scope: Ops) -> bool:
+        if self._matches.has(fact, scope):
+            return True
+        at = Location(self._matches.file, *key)
+        if self._matches.vocabulary.find(fact) is not None:
+            of = f" of {', '.join(sorted(scope))}" if scope else ""
+            outcome = "so asking for its absence says nothing" if value is None else "so the condition never holds"
+            self._report.warn(at, f"no call{of} carries this fact, {outcome}", written)
+            return True
+        catalog = self._matches.catalog
+        near = None
+        if scope and len(scope) == 1 and (op := next(iter(scope))) in catalog.aliases:
+            near = catalog.vocabulary_of(op).suggest(written)
+        near = near or catalog.vocabulary.suggest(written)
+        hint = f"did you mean `{near}`?" if near else "`phyai ops` lists the facts of every op"
+        self._report.error(at, "unknown fact", written, hint)
+        return False

@@ -1,0 +1,81 @@
+"""What is wrong with a policy file, where, and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+import attrs
+
+from phyai.errors import PolicyError
+from phyai.policy._model import Location
+
+#: A report stops here: nobody reads more, and a file could be made to yield millions.
+MAX_PROBLEMS = 100
+
+
+@attrs.frozen
+class Problem:
+    """One problem: ``file:line:col: message (got `…`; suggestion)``.
+
+    >>> print(Problem(Location("p.yaml", 3, 5), "unknown key", "restrictto", "did you mean `restrict_to`?"))
+    p.yaml:3:5: unknown key (got `restrictto`; did you mean `restrict_to`?)
+    """
+
+    location: Location
+    message: str
+    got: str | None = None
+    suggestion: str | None = None
+
+    def __str__(self) -> str:
+        details = "; ".join(part for part in (self.got and f"got `{self.got}`", self.suggestion) if part)
+        return f"{self.location}: {self.message}" + (f" ({details})" if details else "")
+
+
+class TooManyProblems(Exception):
+    """Ends the checking of a file once ``MAX_PROBLEMS`` are found."""
+
+
+@attrs.define
+class Report:
+    """Collects the errors and the warnings of one file."""
+
+    errors: list[Problem] = attrs.field(factory=list)
+    warnings: list[Problem] = attrs.field(factory=list)
+
+    def error(self, location: Location, message: str, got: str | None = None, suggestion: str | None = None) -> None:
+        self.errors.append(Problem(location, message, got, suggestion))
+        if len(self.errors) >= MAX_PROBLEMS:
+            raise TooManyProblems
+
+    def warn(self, location: Location, message: str, got: str | None = None, suggestion: str | None = None) -> None:
+        self.warnings.append(Problem(location, message, got, suggestion))
+
+    def raise_errors(self) -> None:
+        """Raise one PolicyError that holds every error, in the order of the file; nothing when there is none."""
+        if not self.errors:
+            return
+        problems = tuple(sorted(self.errors, key=lambda p: (p.location.line, p.location.column)))
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        more = " (stopped there)" if len(problems) >= MAX_PROBLEMS else ""
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise PolicyError(f"{problems[0].location.file}: {count}{more}\n{lines}", problems)
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The suggestion for a misspelt name, or None when nothing known is near.
+
+    >>> did_you_mean("restrictto", ["prefer", "restrict_to"])
+    'did you mean `restrict_to`?'
+    """
+    options = list(known)
+    near = difflib.get_close_matches(name, options, n=1, cutoff=cutoff)
+    if not near:
+        near = [option for option in options if option.lower() == name.lower()]
+    return f"did you mean `{near[0]}`?" if near else None
+
+
+def one_of(name: str, known: Iterable[str]) -> str:
+    """The nearest known name, or all of them."""
+    options = list(known)
+    return did_you_mean(name, options) or f"one of {', '.join(f'`{option}`' for option in options)}"

@@ -1,0 +1,289 @@
+"""YAML text as a tree of nodes that know where they stand.
+
+Only the parser of ruamel.yaml is used, not its constructors: a file can say text, numbers, booleans, null, lists and
+mappings with text keys, and nothing else. Size, depth and the expansion of aliases are bounded.
+
+>>> root = read_yaml("rules:\\n  - {id: a}\\n", "p.yaml")
+>>> node = root.value["rules"].value[0].value["id"]
+>>> node.value, node.line, node.column
+('a', 2, 10)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+
+from phyai.policy._model import Location
+from phyai.policy._problems import Problem
+
+MAX_BYTES = 4 * 1024 * 1024
+MAX_NODES = 100_000
+MAX_DEPTH = 64
+MAX_SCALAR = 10_000
+
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
+    word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")
+}
+
+
+class YamlProblem(Exception):
+    """The text cannot be read at all."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+@attrs.frozen(eq=False)
+class Node:
+    """A value and where it starts (from 1). ``value`` is a scalar, a tuple of nodes, or a dict of nodes.
+
+    ``keys`` says where each key of a mapping stands. ``text`` is a scalar as written. ``size`` and ``height`` count
+    this node and all below it, aliases expanded.
+    """
+
+    value: Any
+    line: int
+    column: int
+    text: str = ""
+    keys: dict[str, tuple[int, int]] = attrs.field(factory=dict)
+    size: int = 1
+    height: int = 1
+
+    @property
+    def is_map(self) -> bool:
+        return isinstance(self.value, dict)
+
+    @property
+    def is_list(self) -> bool:
+        return isinstance(self.value, tuple)
+
+    def plain(self) -> Any:
+        """The value as plain Python data."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, tuple):
+            return [child.plain() for child in self.value]
+        return self.value
+
+    def shown(self, limit: int = 60) -> str:
+        """The value as a message quotes it."""
+        if self.is_map:
+            text = "{" + ", ".join(f"{key}: {child.shown(limit)}" for key, child in list(self.value.items())[:8]) + "}"
+        elif self.is_list:
+            text = "[" + ", ".join(child.shown(limit) for child in self.value[:8]) + "]"
+        else:
+            text = self.text.replace("\n", " ") or ("null" if self.value is None else '""')
+        return text if len(text) <= limit else text[: limit - 1] + "…"
+
+    def find(self, path: Sequence[str | int]) -> Node:
+        """The node at ``path``, or the nearest one above it that is written."""
+        node = self
+        for step in path:
+            if isinstance(node.value, dict) and step in node.value:
+                node = node.value[step]
+            elif isinstance(node.value, tuple) and isinstance(step, int) and step < len(node.value):
+                node = node.value[step]
+            else:
+                break
+        return node
+
+
+def read_yaml(text: str | bytes, file: str) -> Node:
+    """The one document in ``text``.
+
+    Raises:
+        YamlProblem: it is no YAML, or more than a policy may use of it.
+    """
+    if len(text) > MAX_BYTES:
+        raise _problem(file, 1, 1, f"the file has {len(text):,} bytes; a policy file may have {MAX_BYTES:,}")
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            good = text[: error.start].decode("utf-8", "replace")
+            line, column = _position(good, len(good))
+            got = f"byte 0x{text[error.start]:02x}"
+            raise _problem(file, line, column, "the file is not UTF-8", got, "save it as UTF-8") from None
+    return _Composer(text.removeprefix("\ufeff"), file).document()
+
+
+def _position(text: str, index: int) -> tuple[int, int]:
+    before = text[:index]
+    return before.count("\n") + 1, index - before.rfind("\n")
+
+
+def _problem(
+    file: str, line: int, column: int, message: str, got: str | None = None, suggestion: str | None = None
+) -> YamlProblem:
+    return YamlProblem(Problem(Location(file, line, column), message, got, suggestion))
+
+
+class _Composer:
+    """Builds nodes from the parser's events, one pass, with every bound checked on the way."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self._file = file
+        self._text = text
+        self._at = (1, 1)
+        self._anchors: dict[str, Node | None] = {}  # None while the anchored node is still being read
+        self._size = 0
+        self._events = self._parse()
+
+    def _parse(self) -> Iterator[Event]:
+        try:
+            yield from YAML(typ="safe", pure=True).parse(self._text)
+        except YAMLError as error:
+            raise self._syntax(error) from None
+        except (ValueError, OverflowError, IndexError, AssertionError, AttributeError, TypeError, KeyError) as error:
+            # The parser stumbles over some broken input (an escape beyond Unicode, say) instead of refusing it.
+            raise self.problem(self._at, "not valid YAML", suggestion=f"the parser says: {error}") from None
+
+    def _syntax(self, error: YAMLError) -> YamlProblem:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        if mark is not None:
+            context = f"{error.context}: " if getattr(error, "context", None) else ""
+            message = f"not valid YAML: {context}{getattr(error, 'problem', None) or 'cannot go on here'}"
+            lines = self._text.splitlines()
+            got = lines[mark.line].strip()[:60] if mark.line < len(lines) else None
+            return self.problem((mark.line + 1, mark.column + 1), " ".join(message.split()), got or None)
+        index = getattr(error, "position", None)
+        if isinstance(index, int):
+            got = f"character U+{ord(self._text[index]):04X}" if index < len(self._text) else None
+            return self.problem(_position(self._text, index), "a character that YAML does not allow", got)
+        return self.problem(self._at, f"not valid YAML: {' '.join(str(error).split())}")
+
+    def problem(
+        self, at: tuple[int, int], message: str, got: str | None = None, suggestion: str | None = None
+    ) -> YamlProblem:
+        return _problem(self._file, *at, message, got, suggestion)
+
+    def document(self) -> Node:
+        root: Node | None = None
+        for event in self._events:
+            self._here(event)
+            if isinstance(event, AliasEvent | ScalarEvent | SequenceStartEvent | MappingStartEvent):
+                if root is not None:
+                    raise self.problem(self._at, "a second document", suggestion="a policy file holds one document")
+                root = self._node(event, 1)
+        return root or Node(None, 1, 1)
+
+    def _here(self, event: Event) -> tuple[int, int]:
+        self._at = (event.start_mark.line + 1, event.start_mark.column + 1)
+        return self._at
+
+    def _node(self, event: Event, depth: int) -> Node:
+        at = self._here(event)
+        if isinstance(event, AliasEvent):
+            return self._alias(event, at, depth)
+        if event.tag is not None and event.tag != "":
+            raise self.problem(at, "tags are not allowed in a policy file", str(event.tag), "write the plain value")
+        if depth > MAX_DEPTH:
+            raise self.problem(at, f"nested more than {MAX_DEPTH} deep")
+        self._count(1, at)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = None
+        if isinstance(event, ScalarEvent):
+            node = self._scalar(event, at)
+        elif isinstance(event, SequenceStartEvent):
+            node = self._sequence(at, depth)
+        else:
+            node = self._mapping(at, depth)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
+
+    def _count(self, size: int, at: tuple[int, int]) -> None:
+        self._size += size
+        if self._size > MAX_NODES:
+            raise self.problem(at, f"the file holds more than {MAX_NODES:,} values, aliases expanded")
+
+    def _alias(self, event: AliasEvent, at: tuple[int, int], depth: int) -> Node:
+        name = event.anchor
+        if name not in self._anchors:
+            raise self.problem(at, "an alias without an anchor", f"*{name}", f"put `&{name}` on an earlier value")
+        node = self._anchors[name]
+        if node is None:
+            raise self.problem(at, "an alias that contains itself", f"*{name}", "write the inner value out")
+        self._count(node.size, at)
+        if depth + node.height - 1 > MAX_DEPTH:
+            raise self.problem(at, f"nested more than {MAX_DEPTH} deep, aliases expanded", f"*{name}")
+        return node
+
+    def _scalar(self, event: ScalarEvent, at: tuple[int, int]) -> Node:
+        text = event.value
+        if len(text) > MAX_SCALAR:
+            raise self.problem(at, f"a value of {len(text):,} characters; at most {MAX_SCALAR:,} are read")
+        return Node(_resolve(text) if event.implicit[0] else text, *at, text=text)
+
+    def _sequence(self, at: tuple[int, int], depth: int) -> Node:
+        items: list[Node] = []
+        while not isinstance(event := next(self._events), SequenceEndEvent):
+            items.append(self._node(event, depth + 1))
+        return _parent(tuple(items), items, at)
+
+    def _mapping(self, at: tuple[int, int], depth: int) -> Node:
+        items: dict[str, Node] = {}
+        keys: dict[str, tuple[int, int]] = {}
+        merged: list[Node] = []
+        while not isinstance(event := next(self._events), MappingEndEvent):
+            place = self._here(event)
+            key = self._node(event, depth + 1)
+            if key.is_map or key.is_list:
+                raise self.problem(place, "a key must be text", key.shown())
+            if key.text == "<<" and isinstance(event, ScalarEvent) and event.implicit[0]:
+                merged += self._merge(self._node(next(self._events), depth + 1), place)
+                continue
+            if key.text in items:
+                line = keys[key.text][0]
+                raise self.problem(place, f"a key that is already there, in line {line}", key.text, "keep one of them")
+            keys[key.text] = place
+            items[key.text] = self._node(next(self._events), depth + 1)
+        for source in merged:
+            for name, child in source.value.items():
+                if name not in items:
+                    items[name], keys[name] = child, source.keys[name]
+        return _parent(items, items.values(), at, keys)
+
+    def _merge(self, source: Node, at: tuple[int, int]) -> list[Node]:
+        sources = list(source.value) if source.is_list else [source]
+        if not all(node.is_map for node in sources):
+            raise self.problem(at, "`<<` merges mappings only", source.shown())
+        return sources
+
+
+def _parent(value: Any, children: Any, at: tuple[int, int], keys: dict[str, tuple[int, int]] | None = None) -> Node:
+    size, height = 1, 1
+    for child in children:
+        size += child.size
+        height = max(height, child.height + 1)
+    return Node(value, *at, keys=keys or {}, size=size, height=height)
+
+
+def _resolve(text: str) -> bool | int | float | str | None:
+    """What a plain scalar means, by the core schema of YAML 1.2."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if text[0] not in "+-.0123456789" or len(text) > 40:
+        return text
+    if _INT.fullmatch(text):
+        return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+    number = float(text) if _FLOAT.fullmatch(text) else math.inf
+    return number if math.isfinite(number) else text
