@@ -31,9 +31,7 @@ _INHERITED_FAMILIES = ("model.", "device.", "lib.")
 def decomposition(op: Op) -> Kernel:
     """The kernel ``decomposed.<op>`` of a composite op, before its parts are resolved."""
 
-    def prepare(
-        facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-    ) -> Prepared:
+    def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
         return _prepare(op, facts, weights, resources)
 
     return Kernel(
@@ -77,9 +75,7 @@ def part_facts(op: Op, part: Part, part_op: Op, facts: Mapping[str, FactValue]) 
     """
     dims = {name[6:]: value for name, value in facts.items() if name.startswith("shape.") and isinstance(value, int)}
     dtypes = {name[6:]: str(value) for name, value in facts.items() if name.startswith("dtype.")}
-    extra = {
-        name: value for name, value in facts.items() if name in _INHERITED or name.startswith(_INHERITED_FAMILIES)
-    }
+    extra = {name: value for name, value in facts.items() if name in _INHERITED or name.startswith(_INHERITED_FAMILIES)}
     head = f"parts.{part.name}."
     extra |= {name[len(head) :]: value for name, value in facts.items() if name.startswith(head)}
     if "layer" in facts:

@@ -197,6 +197,15 @@ def _parse_dim(dim: str) -> tuple[int, str, int]:
     return int(found["factor"] or 1), found["name"], int(found["shift"] or 0)
 
 
+def dim_names(tensor: Tensor) -> tuple[str, ...]:
+    """The named dimensions that a tensor's shape shows.
+
+    >>> dim_names(Tensor("weight", ("3*D", "K", "4")))
+    ('D', 'K')
+    """
+    return tuple(_parse_dim(dim)[1] for dim in tensor.dims if not dim.isdigit())
+
+
 def dim_size(dim: str, dims: Mapping[str, int]) -> int:
     """The size of one symbolic dimension, from the values of the named ones.
 

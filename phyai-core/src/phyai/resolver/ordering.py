@@ -86,12 +86,11 @@ def _why(
 ) -> tuple[str, RuleRef | None]:
     """What put the kernel where it is, in words, and the rule that did."""
     place = f"band {kernel.band.name.lower()}, rank {kernel.rank} in {kernel.backend}"
-    for rule, position in zip(aspects.prefer, positions, strict=True):
-        if position < len(rule.prefer):
-            place, preferring = f"preferred by rule {rule.ref} ({rule.prefer[position]})", rule.ref
+    preferring: RuleRef | None = None
+    for preference, position in zip(aspects.prefer, positions, strict=True):
+        if position < len(preference.prefer):
+            place, preferring = f"preferred by rule {preference.ref} ({preference.prefer[position]})", preference.ref
             break
-    else:
-        preferring = None
     rule = aspects.restriction
     if fallback:
         return f"fallback of a restriction that leaves nothing usable; {place}", preferring

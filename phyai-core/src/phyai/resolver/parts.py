@@ -48,14 +48,13 @@ class Parts:
         said = rule.restriction or "its numerics"
         reason = (
             f"fusing would bypass rule {rule.ref} on part {part} ({said}); "
-            f"a rule on {kernel.op} of at least priority {rule.priority} in layer {rule.layer} that names {kernel.id} would allow it"
+            f"a rule on {kernel.op} that names {kernel.id}, in layer {rule.layer} with at least priority {rule.priority}, "
+            f"would allow it"
         )
         return Rejected(kernel.id, Stage.PARTS, reason, rule.ref)
 
 
-def resolve_parts(
-    op: Op, facts: Facts, catalog: Catalog, policy: Policy, environment: Environment
-) -> Parts:
+def resolve_parts(op: Op, facts: Facts, catalog: Catalog, policy: Policy, environment: Environment) -> Parts:
     """Decide every part of a composite op as a call of its own."""
     from phyai.resolver.resolve import resolve
 

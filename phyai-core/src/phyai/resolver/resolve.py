@@ -19,8 +19,8 @@ from phyai.op import Op
 from phyai.policy import Aspects, NumericsDemand, Policy, Restriction, Rule, kernel_matches
 from phyai.predicates import Predicate
 from phyai.resolver.eligibility import refusal
-from phyai.resolver.fallback import environment_facts, serving_backends, where
 from phyai.resolver.failure import ambiguous, nothing_left
+from phyai.resolver.fallback import environment_facts, serving_backends, where
 from phyai.resolver.ordering import Order, order
 from phyai.resolver.parts import Parts, resolve_parts
 
@@ -115,9 +115,10 @@ def _judge(
     if rule is None or rule.restriction is None:
         return _Judged(able, rejected)
     allowed = [k for k in able if _allows(rule.restriction, k, parts)]
-    if allowed or not able:
-        relaxed, warnings, patterns = allowed, (), ()
-    else:
+    warnings: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    relaxed = allowed
+    if able and not allowed:
         relaxed, warnings, patterns = _relax(rule, aspects, policy, able)
     kept = {k.id for k in relaxed}
     outside = [

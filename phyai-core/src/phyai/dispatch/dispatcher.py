@@ -1,0 +1,262 @@
+"""The dispatcher: makes sites, decides for them, and keeps the order tune, freeze, capture."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Hashable, Mapping
+from typing import Any
+
+import attrs
+
+from phyai.catalog import Catalog
+from phyai.composite import part_facts
+from phyai.decision import Decision, RuleRef
+from phyai.dispatch.binding import signature as describe
+from phyai.dispatch.binding import static_facts
+from phyai.dispatch.capture import capturing
+from phyai.dispatch.guard import PrepareFacts
+from phyai.dispatch.memo import Entry, Memo, Node
+from phyai.dispatch.report import Report, SiteReport
+from phyai.dispatch.resources import EngineResources
+from phyai.dispatch.site import Site
+from phyai.environment import Environment
+from phyai.errors import CallError, CaptureError, FrozenSiteError, PhyAIError
+from phyai.facts import Facts
+from phyai.policy import Layer, Policy
+from phyai.resolver import resolve
+
+_log = logging.getLogger("phyai.dispatch")
+
+
+@attrs.frozen
+class PolicyChange:
+    """What replacing the policy did. ``thawed`` sites decide again: freeze once they have run. Graphs that
+    contain a site in ``recapture`` must be captured anew."""
+
+    thawed: tuple[str, ...]
+    recapture: tuple[str, ...]
+
+
+class Dispatcher:
+    """The call sites of one engine, under one policy, on one device.
+
+    ``facts`` are given to every site (``model.family``, ``model.tags``). ``is_capturing`` tells whether a CUDA
+    graph is being captured; it is asked only when something is not decided yet.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        policy: Policy,
+        environment: Environment,
+        resources: EngineResources | None = None,
+        *,
+        facts: Mapping[str, Any] | None = None,
+        is_capturing: Callable[[], bool] = capturing,
+    ) -> None:
+        self.catalog = catalog
+        self.policy = policy
+        self.environment = environment
+        self.resources = resources or EngineResources(environment.device)
+        self.frozen = False
+        self.epoch = 0
+        self._common = {**environment.facts(), **(facts or {})}
+        self._is_capturing = is_capturing
+        self._sites: list[Site] = []
+        self._lock = threading.RLock()
+        self._said: set[str] = set()
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Every site, those inside composite ops included, in the order in which they were made."""
+        return tuple(self._sites)
+
+    def bind(
+        self,
+        op: str,
+        *,
+        role: str | None = None,
+        layer: str | None = None,
+        phase: str | None = None,
+        weights: Mapping[str, Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        dims: Mapping[str, int] | None = None,
+        present: Collection[str] = (),
+        facts: Mapping[str, Any] | None = None,
+        capture: bool = False,
+    ) -> Site:
+        """A call site of ``op``.
+
+        ``weights`` are bound here; dimensions and dtypes follow from them. ``dtypes`` names those of inputs (at
+        least one that has a choice), ``dims`` dimensions that weights do not show (fixing a dynamic one promises
+        that every call has it), ``present`` the optional inputs that every call gives. ``facts`` adds what the
+        signature does not say (``quant.*``, ``model.*``). ``capture``: the site will run inside a CUDA graph.
+
+        Raises:
+            CallError: something that the signature does not have or allow, with the signature.
+            DeclarationError: an unknown op.
+        """
+        signature = self.catalog.op(op)
+        name = f"{layer}:{signature.name}" if layer else f"{role or 'site'}:{signature.name}#{len(self._sites)}"
+        own = dict(weights or {})
+        extra = {**self._common, "role": role, "layer": layer, "phase": phase, "mode.capture": capture, **(facts or {})}
+        try:
+            static = static_facts(
+                signature,
+                weights=own,
+                attrs=attrs or {},
+                dtypes=dtypes or {},
+                dims=dims or {},
+                present=present,
+                extra=extra,
+            )
+        except CallError as error:
+            raise CallError(f"binding site {name}: {error}\n  signature: {describe(signature)}") from None
+        return self._add(Site(self, signature, name, static, own))
+
+    def _add(self, site: Site) -> Site:
+        with self._lock:
+            self._sites.append(site)
+        return site
+
+    def bind_part(self, parent: Site, part: str, op: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Site:
+        """The call site of one part of a composite op, inside the composite's own site ``parent``."""
+        record = next(p for p in parent.op.parts if p.name == part)
+        signature = self.catalog.op(op)
+        static = part_facts(parent.op, record, signature, facts)
+        return self._add(Site(self, signature, f"{parent.name}/{part}:{signature.name}", static, dict(weights), parent))
+
+    # Deciding
+
+    def decide(self, site: Site, facts: Facts) -> Entry:
+        """The entry for a call of ``site`` with ``facts``, decided and prepared if it is new. Thread-safe."""
+        with self._lock:
+            return self._decide(site, site._memo, facts, self.policy)
+
+    def _decide(self, site: Site, memo: Memo, facts: Facts, policy: Policy) -> Entry:
+        cell = memo.cells(facts)
+        node = memo.nodes.get(cell)
+        if node is None:
+            node = memo.nodes[cell] = self._node(site, facts, policy, {})
+        failed: dict[str, str] = {}
+        while True:
+            child = node.children.get(node.values(facts))
+            if isinstance(child, Entry):
+                return child
+            if isinstance(child, Node):
+                node = child
+                continue
+            kernel = node.decision.kernel
+            assert kernel is not None
+            try:
+                prepared = kernel.load()(
+                    PrepareFacts(facts, kernel, site.open),
+                    site._weights,
+                    node.decision.params,
+                    _Lent(self, site),
+                )
+            except PhyAIError:
+                raise  # a mistake in a declaration or a call, not a kernel that cannot run here
+            except Exception as error:
+                failed = {**failed, kernel.id: f"{type(error).__name__}: {error}"}
+                self._say_once(f"{kernel.id}: prepare failed: {failed[kernel.id]}")
+                node.children[node.values(facts)] = self._node(site, facts, policy, failed)
+                continue
+            entry = node.children[node.values(facts)] = Entry(node.decision, prepared)
+            return entry
+
+    def _node(self, site: Site, facts: Facts, policy: Policy, failed: Mapping[str, str]) -> Node:
+        decision = resolve(facts, self.catalog, policy, self.environment, failed=failed)
+        kernel = decision.kernel
+        assert kernel is not None
+        for warning in decision.warnings:
+            self._say_once(warning)
+        self.catalog.observers.decision_made(decision)
+        return Node(decision, tuple(name for name in kernel.specializes_on if name in site.open))
+
+    def _say_once(self, warning: str) -> None:
+        if warning not in self._said:
+            self._said.add(warning)
+            _log.warning("%s", warning)
+
+    def refuse_capture(self, site: Site, why: str) -> None:
+        """Raise where a CUDA graph is being captured.
+
+        Raises:
+            CaptureError: naming the site and what to do.
+        """
+        if self._is_capturing():
+            raise CaptureError(
+                f"site {site.name} was reached while a CUDA graph is being captured, but {why}; "
+                f"run the same call once before the capture, then freeze(), then capture"
+            )
+
+    # Tune, freeze, capture
+
+    def freeze(self) -> None:
+        """Decide static sites that are not decided yet, then decide nothing any more."""
+        with self._lock:
+            for site in self._sites:  # grows while it runs: preparing a composite makes sites
+                site.freeze()
+            self.resources.freeze()
+            self.frozen = True
+
+    def thaw(self) -> None:
+        """Let every site decide new calls again. What was decided stays."""
+        with self._lock:
+            for site in self._sites:
+                site.thaw()
+            self.resources.thaw()
+            self.frozen = False
+            self.epoch += 1
+
+    def require_frozen(self) -> None:
+        """Called before a CUDA graph is captured.
+
+        Raises:
+            CaptureError: the dispatcher is not frozen.
+        """
+        if not self.frozen:
+            raise CaptureError("capture comes after freeze(): call freeze() once every call to come has run once")
+
+    def require_open(self, what: str) -> None:
+        """Called before tuning, and before anything else that must come before freezing.
+
+        Raises:
+            FrozenSiteError: the dispatcher is frozen.
+        """
+        if self.frozen:
+            raise FrozenSiteError(f"{what} comes before freeze(): thaw() the dispatcher first")
+
+    # Reporting
+
+    def report(self) -> Report:
+        """Every site with its decisions, and the user's rules that none of them matched."""
+        sites = tuple(SiteReport(s.name, s.op.name, s.dynamic, s.frozen, s.decisions) for s in self._sites)
+        matched = {ref for site in sites for decision in site.decisions for ref in _matched(decision)}
+        rules = (rule.ref for rule in self.policy.rules if rule.layer >= Layer.USER)
+        return Report(sites, tuple(ref for ref in rules if ref not in matched))
+
+
+@attrs.frozen
+class _Lent:
+    """The engine's resources as one ``prepare`` sees them: sites that it makes belong to its own site."""
+
+    _dispatcher: Dispatcher
+    _site: Site
+
+    def workspace(self, key: str, nbytes: int) -> Any:
+        return self._dispatcher.resources.workspace(key, nbytes)
+
+    def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        return self._dispatcher.resources.shared(key, make)
+
+    def site(self, part: str, op: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Site:
+        """A site for the part of that name, with the facts that follow from the composite's."""
+        return self._dispatcher.bind_part(self._site, part, op, facts, weights)
+
+
+def _matched(decision: Decision) -> set[RuleRef]:
+    return {*decision.matched, *(ref for part in decision.parts.values() for ref in _matched(part))}

@@ -1,0 +1,135 @@
+"""From tensors to facts, and the generated guard that makes a remembered call cheap.
+
+Nothing here imports a tensor library: a tensor is anything with ``shape`` and ``dtype``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from phyai.calls import with_derived
+from phyai.errors import CallError
+from phyai.facts import Facts, canonical_dtype
+from phyai.op import Op, Tensor, bind_dims, dim_names
+
+#: A guard forgets its shortcuts beyond so many, so that varied shapes cannot fill the memory.
+MAX_SHORTCUTS = 4096
+
+
+def dtype_name(tensor: Any) -> str:
+    """The canonical dtype of anything that has a ``dtype``."""
+    return canonical_dtype(str(tensor.dtype))
+
+
+class Reader:
+    """Checks the inputs of one site's calls against the signature, and yields their facts."""
+
+    def __init__(self, op: Op, site: str, static: Facts) -> None:
+        self._op = op
+        self._site = site
+        self._static = static
+        self.present = tuple(t for t in op.inputs if not t.optional or f"dtype.{t.name}" in static)
+        self._dims = {name[6:]: value for name, value in static.items() if name.startswith("shape.")}
+
+    def facts(self, inputs: Sequence[Any]) -> Facts:
+        """The facts of a call.
+
+        Raises:
+            CallError: the inputs do not satisfy the signature, or differ from what the site was bound to.
+        """
+        tensors = dict(zip((t.name for t in self._op.inputs), inputs, strict=True))
+        expected = {t.name for t in self.present}
+        for name, tensor in tensors.items():
+            if tensor is None and name in expected:
+                raise self._error(f"{name} is missing", tensors)
+            if tensor is not None and name not in expected:
+                raise self._error(f"{name} is given, but the site was bound without it (present=…)", tensors)
+        for name in expected:
+            bound, found = self._static[f"dtype.{name}"], dtype_name(tensors[name])
+            if found != bound:
+                raise self._error(f"{name} has dtype {found}, but the site was bound to {bound}", tensors)
+        shapes = {name: tuple(tensors[name].shape) for name in expected}
+        try:
+            dims = bind_dims(self.present, shapes)
+        except CallError as error:
+            raise self._error(str(error), tensors) from None
+        for name, size in dims.items():
+            if self._dims.get(name, size) != size:
+                raise self._error(f"{name}={size}, but the site was bound to {name}={self._dims[name]}", tensors)
+        return self.with_dims(dims)
+
+    def with_dims(self, dims: Mapping[str, int]) -> Facts:
+        """The facts of a call whose inputs have these dimensions."""
+        return with_derived(self._op, {**self._static, **{f"shape.{name}": size for name, size in dims.items()}})
+
+    def _error(self, problem: str, tensors: Mapping[str, Any]) -> CallError:
+        signature = ", ".join(f"{t.name}[{' '.join(t.dims)}]{'?' if t.optional else ''}" for t in self._op.inputs)
+        given = ", ".join(f"{n}{tuple(t.shape)} {dtype_name(t)}" for n, t in tensors.items() if t is not None)
+        return CallError(f"{self._op.name} at site {self._site}: {problem}\n  signature: {signature}\n  given: {given}")
+
+
+def guard(
+    op: Op,
+    present: Sequence[Tensor],
+    shortcuts: Mapping[Any, Callable[..., Any]],
+    slow: Callable[..., Any],
+    *,
+    keyed: Sequence[Tensor],
+    dtypes: bool,
+) -> Callable[..., Any]:
+    """A function ``run(*inputs, out=None, state=None)`` that looks a call up in ``shortcuts``, else calls ``slow``.
+
+    It is generated for the signature, so that a remembered call costs one dictionary look-up. The key is the
+    shape, and with ``dtypes`` the dtype, of every tensor in ``keyed``: see :func:`shortcut_key`.
+    """
+    names = [t.name for t in op.inputs]
+    required = sum(1 for _ in _leading_required(op))
+    signature = ", ".join(n if i < required else f"{n}=None" for i, n in enumerate(names))
+    parts = [f"{t.name}.{a}" for t in keyed for a in (("shape", "dtype") if dtypes else ("shape",))]
+    key = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+    absent = [t.name for t in op.inputs if t not in present]
+    unexpected = "".join(f" or {name} is not None" for name in absent)
+    call = ", ".join(names)
+    comma = ", " if names else ""
+    source = (
+        f"def run({signature}{comma}out=None, state=None):\n"
+        f"    try:\n"
+        f"        kernel = find({key})\n"
+        f"    except AttributeError:\n"
+        f"        kernel = None\n"
+        f"    if kernel is None{unexpected}:\n"
+        f"        return slow(({call},), out, state)\n"
+        f"    return kernel({call}{comma}out=out, state=state)\n"
+    )
+    scope: dict[str, Any] = {"find": shortcuts.get, "slow": slow}
+    exec(compile(source, f"<call site of {op.name}>", "exec"), scope)  # the names come from a checked signature
+    return scope["run"]  # type: ignore[no-any-return]
+
+
+def shortcut_key(inputs: Mapping[str, Any], keyed: Sequence[Tensor], *, dtypes: bool) -> Any:
+    """The key under which :func:`guard` looks a call up."""
+    parts = [getattr(inputs[t.name], a) for t in keyed for a in (("shape", "dtype") if dtypes else ("shape",))]
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def tensors_with(present: Sequence[Tensor], dims: Collection[str]) -> tuple[Tensor, ...]:
+    """The first of ``present`` that show ``dims``, each dimension once."""
+    found: list[Tensor] = []
+    missing = set(dims)
+    for tensor in present:
+        shown = missing & set(dim_names(tensor))
+        if shown:
+            found.append(tensor)
+            missing -= shown
+    return tuple(found)
+
+
+def _leading_required(op: Op) -> list[Tensor]:
+    """The inputs up to the first optional one: Python wants those after it to have defaults too."""
+    found = []
+    for tensor in op.inputs:
+        if tensor.optional:
+            break
+        found.append(tensor)
+    return found
