@@ -2,12 +2,12 @@
 
 ::
 
-    past = state if state is not None else zeros(B, C, K - 1)
+    past = conv_state if conv_state is not None else zeros(B, C, K - 1)
     full = cat(past, x)                                    # [B, C, K - 1 + T]
     y[b, c, t] = activation(bias[c] + sum(weight[c, i] * full[b, c, t + i] for i in range(K)))
-    if state is not None: state[:] = full[..., T:]         # the last K - 1 inputs
+    if conv_state is not None: conv_state[:] = full[..., T:]         # the last K - 1 inputs
 
-in fp32 (fp64 for fp64), rounded once. ``state`` is mutated.
+in fp32 (fp64 for fp64), rounded once. ``conv_state`` is mutated.
 
 Source: the short convolution of Mamba and of gated delta networks (``causal_conv1d``).
 """
@@ -24,7 +24,9 @@ OP = Op(
     aliases=("causal_conv1d",),
     tensors=(
         Tensor("x", ("B", "C", "T")),
-        Tensor("state", ("B", "C", "K-1"), optional=True, mutated=True, doc="the K - 1 inputs before x, oldest first"),
+        Tensor(
+            "conv_state", ("B", "C", "K-1"), optional=True, mutated=True, doc="the K - 1 inputs before x, oldest first"
+        ),
         Tensor("weight", ("C", "K"), "weight"),
         Tensor("bias", ("C",), "weight", optional=True),
         Tensor("y", ("B", "C", "T"), "output"),

@@ -1,0 +1,1 @@
+"""``reference.<op>``: every op in its clearest form. Right before fast."""

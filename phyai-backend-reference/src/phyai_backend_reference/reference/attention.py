@@ -1,0 +1,59 @@
+"""``reference.attention``: padded or ragged, every attribute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from phyai.facts import Facts
+from phyai.kernel import Prepared, Resources
+
+from phyai_backend_reference.numerics import attribute, give, wide
+from phyai_backend_reference.reference.masks import padded, segment, segmented
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: torch.Tensor | None, scale: float, soft_cap: float | None
+) -> torch.Tensor:
+    """Attention of ``[..., heads, Sq, D]`` to ``[..., kv_heads, Sk, D]``; ``keep`` is ``[..., Sq, Sk]``."""
+    q, k, v = wide(q, k, v)
+    group = q.shape[-3] // k.shape[-3]
+    k, v = k.repeat_interleave(group, dim=-3), v.repeat_interleave(group, dim=-3)
+    scores = q @ k.transpose(-1, -2) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    if keep is None:
+        return scores.softmax(dim=-1) @ v
+    hidden = ~keep.unsqueeze(-3)
+    # a row without any key has no softmax: its zeros come from the second fill
+    return scores.masked_fill(hidden, -torch.inf).softmax(dim=-1).masked_fill(hidden, 0) @ v
+
+
+def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    ragged = attribute(facts, "layout", "padded") == "ragged"
+    causal, window = attribute(facts, "causal", False), attribute(facts, "window", None)
+    scale = attribute(facts, "scale", int(facts["shape.head_dim"]) ** -0.5)  # type: ignore[call-overload]
+    soft_cap = attribute(facts, "soft_cap", None)
+
+    def run(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        cu_seqlens_q: torch.Tensor | None = None,
+        cu_seqlens_k: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        state: object = None,
+    ) -> torch.Tensor:
+        if ragged:
+            query, key = segment(cu_seqlens_q, len(q)), segment(cu_seqlens_k, len(k))
+            keep = segmented(query, key, cu_seqlens_q.diff(), cu_seqlens_k.diff(), causal, window)
+        else:
+            keep = padded(q.shape[1], k.shape[1], causal, window, q.device)
+            if mask is not None:
+                keep = mask if keep is None else mask & keep
+        o = attend(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), keep, scale, soft_cap)
+        return give(o.transpose(-3, -2), q.dtype, out)
+
+    return Prepared(run)

@@ -1,0 +1,23 @@
+"""``reference.gated_activation``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from phyai.facts import Facts
+from phyai.kernel import Prepared, Resources
+
+from phyai_backend_reference.numerics import attribute, give, wide
+from phyai_backend_reference.reference.activation import FUNCTIONS
+
+
+def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    function = FUNCTIONS[attribute(facts, "activation", "silu")]
+
+    def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
+        gate, up = wide(x).chunk(2, dim=-1)
+        return give(function(gate) * up, x.dtype, out)
+
+    return Prepared(run)

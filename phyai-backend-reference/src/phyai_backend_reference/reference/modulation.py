@@ -1,0 +1,31 @@
+"""``reference.modulation``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from phyai.facts import Facts
+from phyai.kernel import Prepared, Resources
+
+from phyai_backend_reference.numerics import by_group, give, wide
+
+
+def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    def run(
+        x: torch.Tensor,
+        scale: torch.Tensor,
+        shift: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        state: object = None,
+    ) -> torch.Tensor:
+        x32, *condition = wide(x, scale, shift, gate)
+        s32, t32, g32 = (None if c is None else c.reshape(-1, 1, c.shape[-1]) for c in condition)
+        y = by_group(x32, len(s32)) * (1 + s32)
+        y = y if t32 is None else y + t32
+        y = y if g32 is None else y * g32
+        return give(y.reshape(x.shape), x.dtype, out)
+
+    return Prepared(run)
