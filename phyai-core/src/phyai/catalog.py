@@ -64,11 +64,16 @@ class Catalog:
     _vocabularies: Mapping[str, Vocabulary] = attrs.field(init=False, repr=False)
 
     @classmethod
-    def build(cls, plugins: Iterable[Plugin] = (), *, ops: Iterable[Op] | None = None) -> Catalog:
+    def build(
+        cls, plugins: Iterable[Plugin] = (), *, ops: Iterable[Op] | None = None, tolerant: bool = False
+    ) -> Catalog:
         """A catalog of ``plugins``, each checked, beside ``ops`` (None: the core's).
 
-        A plug-in that declares something that cannot be true is left out, and its row says why; an id that two
-        plug-ins claim is refused to both.
+        When ``tolerant``, a plug-in that declares something that cannot be true is left out, an id that two plug-ins
+        claim is refused to both, and their rows say why.
+
+        Raises:
+            DeclarationError: one of these is the case, and not ``tolerant``.
         """
         from phyai.plugins.checking import check
 
@@ -77,7 +82,12 @@ class Catalog:
 
             ops = CORE_OPS
         core = tuple(ops)
-        accepted, refused = check(tuple(plugins), core)
+        given = tuple(plugins)
+        accepted, refused = check(given, core)
+        if not tolerant:
+            for before, after in zip(given, accepted, strict=True):
+                if after is not before:
+                    raise DeclarationError(f"{after.status}: {after.status.reason}")
 
         def gather(kind: str) -> list[Any]:
             return [record for plugin in accepted for record in getattr(plugin, kind)]

@@ -16,16 +16,15 @@ from typing import Any
 import attrs
 
 from phyai.catalog import merge_vocabularies, op_vocabulary
-from phyai.environment import Library
+from phyai.composite import BACKEND as DECOMPOSED
+from phyai.environment import CORE_LIBRARIES, Library
 from phyai.errors import DeclarationError
 from phyai.facts import Vocabulary
 from phyai.kernel import Kernel
 from phyai.op import Op
 from phyai.plugins.hooks import Command
 from phyai.plugins.records import Plugin, PluginState
-
-#: Backend names that no plug-in may use: the decomposition of composite ops is a candidate under this name.
-RESERVED_BACKENDS = ("decomposed",)
+from phyai.predicates import PredicateErrors, match
 
 #: The kinds of record that are known by a name (and the attribute that holds it).
 _IDS = {"ops": "name", "kernels": "id", "models": "name", "commands": "name"}
@@ -36,38 +35,47 @@ def check(plugins: Sequence[Plugin], core: Sequence[Op]) -> tuple[tuple[Plugin, 
     refused: dict[str, str] = {}
     current = list(plugins)
     while True:
-        checked = _each_alone(current, core)
-        checked = _each_against_others(checked, refused)
-        if checked == current:
+        checked = _each_against_others(_each_alone(current, core), refused)
+        if all(after is before for after, before in zip(checked, current, strict=True)):
             return tuple(checked), refused
         current = checked
 
 
+@attrs.frozen
+class _Known:
+    """What every plug-in's declarations may refer to."""
+
+    core: Sequence[Op]
+    ops: dict[str, Op]
+    vocabularies: dict[str, Vocabulary]
+    libraries: frozenset[str]
+    modules: dict[str, bool] = attrs.field(factory=dict)
+
+
 def _each_alone(plugins: list[Plugin], core: Sequence[Op]) -> list[Plugin]:
     ops = {op.name: op for op in core}
+    libraries = {library.name for library in CORE_LIBRARIES}
     for plugin in plugins:
         for op in plugin.ops:
             if isinstance(op, Op):
                 ops.setdefault(op.name, op)
-    vocabularies = {name: op_vocabulary(op) for name, op in ops.items()}
+        libraries |= {library.name for library in plugin.libraries if isinstance(library, Library)}
+    known = _Known(core, ops, {name: op_vocabulary(op) for name, op in ops.items()}, frozenset(libraries))
     checked = []
     for plugin in plugins:
-        problem = next(_problems(plugin, core, ops, vocabularies), None) if plugin.usable else None
+        problem = next(_problems(plugin, known), None) if plugin.usable else None
         if problem is not None:
             plugin = plugin.refuse(PluginState.INVALID, problem, f"report it to the authors of {_origin(plugin)}")
         checked.append(plugin)
     return checked
 
 
-def _problems(
-    plugin: Plugin, core: Sequence[Op], ops: dict[str, Op], vocabularies: dict[str, Vocabulary]
-) -> Iterator[str]:
+def _problems(plugin: Plugin, known: _Known) -> Iterator[str]:
     yield from _wrong_types(plugin)
     yield from _repeated(plugin)
-    yield from _op_problems(plugin, core, ops)
-    modules: dict[str, bool] = {}
+    yield from _op_problems(plugin, known)
     for kernel in plugin.kernels:
-        for problem in _kernel_problems(kernel, ops, vocabularies, modules):
+        for problem in _kernel_problems(kernel, known):
             yield f"kernel {kernel.id}: {problem}"
 
 
@@ -93,52 +101,55 @@ def _repeated(plugin: Plugin) -> Iterator[str]:
             seen.add(identity)
 
 
-def _op_problems(plugin: Plugin, core: Sequence[Op], ops: dict[str, Op]) -> Iterator[str]:
-    taken = {spelling: op.name for op in core for spelling in (op.name, *op.aliases)}
+def _op_problems(plugin: Plugin, known: _Known) -> Iterator[str]:
+    taken = {spelling: op.name for op in known.core for spelling in (op.name, *op.aliases)}
     for op in plugin.ops:
         for spelling in (op.name, *op.aliases):
             if spelling in taken:
                 yield f"op {op.name}: the name {spelling!r} belongs to the op {taken[spelling]} of phyai-core"
         for part in op.parts:
-            if part.op not in ops:
+            if part.op not in known.ops:
                 yield f"op {op.name}: its part {part.name} is a call of the unknown op {part.op!r}"
         try:
-            merge_vocabularies([*core, op])
+            merge_vocabularies([*known.core, op])
         except DeclarationError as error:
             yield str(error)
 
 
-def _kernel_problems(
-    kernel: Kernel, ops: dict[str, Op], vocabularies: dict[str, Vocabulary], modules: dict[str, bool]
-) -> Iterator[str]:
-    if kernel.op not in ops:
-        alias = next((op.name for op in ops.values() if kernel.op in op.aliases), None)
+def _kernel_problems(kernel: Kernel, known: _Known) -> Iterator[str]:
+    if kernel.op not in known.ops:
+        alias = next((op.name for op in known.ops.values() if kernel.op in op.aliases), None)
         yield f"unknown op {kernel.op!r}" + (f"; it is an alias, the op's name is {alias}" if alias else "")
         return
     head = f"{kernel.backend}.{kernel.op}"
     if kernel.id != head and not kernel.id.startswith(head + "."):
         yield f"the id must read <backend>.{kernel.op}[.<variant>]"
-    if kernel.backend in RESERVED_BACKENDS:
-        yield f"the backend name {kernel.backend!r} is reserved for the core"
-    vocabulary = vocabularies[kernel.op]
-    yield from _condition_problems(kernel, vocabulary)
+    if kernel.backend == DECOMPOSED:
+        yield f"the backend name {kernel.backend!r} is the core's own"
+    vocabulary = known.vocabularies[kernel.op]
+    yield from _condition_problems(kernel, vocabulary, known.libraries)
     for fact in kernel.specializes_on:
         spec = vocabulary.find(fact)
         if spec is None:
-            yield f"specializes_on names the unknown fact {fact!r}{_did_you_mean(vocabulary, fact)}"
+            near = vocabulary.suggest(fact)
+            yield f"specializes_on names the unknown fact {fact!r}" + (f"; did you mean {near!r}?" if near else "")
         elif not spec.dynamic:
             yield f"specializes_on names {fact!r}, which is static: prepare may read it anyway"
     if not kernel.layouts:
         yield "layouts is empty; a kernel of ordinary tensors says ('plain',)"
     yield from _param_problems(kernel)
     if isinstance(kernel.prepare, str):
-        yield from _prepare_problems(kernel.prepare, modules)
+        yield from _prepare_problems(kernel.prepare, known.modules)
 
 
-def _condition_problems(kernel: Kernel, vocabulary: Vocabulary) -> Iterator[str]:
+def _condition_problems(kernel: Kernel, vocabulary: Vocabulary, libraries: frozenset[str]) -> Iterator[str]:
+    try:  # a capability reads what a policy may read: the same reader checks its names and values
+        match(kernel.when.to_yaml(), vocabulary)
+    except PredicateErrors as errors:
+        yield from (f"when: {problem}" for problem in errors.problems)
     for fact in sorted(kernel.when.facts):
-        if vocabulary.find(fact) is None:
-            yield f"when reads the unknown fact {fact!r}{_did_you_mean(vocabulary, fact)}"
+        if fact.startswith("lib.") and fact.removeprefix("lib.") not in libraries:
+            yield f"when reads {fact}, and no plug-in declares that library with phyai_libraries()"
 
 
 def _param_problems(kernel: Kernel) -> Iterator[str]:
@@ -193,7 +204,7 @@ def _each_against_others(plugins: list[Plugin], refused: dict[str, str]) -> list
 
 
 def _without(plugin: Plugin, clashes: dict[tuple[str, str], list[Plugin]], refused: dict[str, str]) -> Plugin:
-    mine = [claim for claim, owners in clashes.items() if plugin in owners]
+    mine = [claim for claim, owners in clashes.items() if any(owner is plugin for owner in owners)]
     if not mine:
         return plugin
     others = sorted(_switch(owner, plugin) for claim in mine for owner in clashes[claim] if owner is not plugin)
@@ -214,8 +225,3 @@ def _switch(other: Plugin, plugin: Plugin) -> str:
 
 def _origin(plugin: Plugin) -> str:
     return plugin.status.distribution or f"the plug-in {plugin.status.name}"
-
-
-def _did_you_mean(vocabulary: Vocabulary, fact: str) -> str:
-    near = vocabulary.suggest(fact)
-    return f"; did you mean {near!r}?" if near else ""

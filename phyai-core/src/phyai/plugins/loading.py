@@ -42,7 +42,7 @@ def discover(env: Mapping[str, str] | None = None, offers: Sequence[Offer] | Non
     plugins = [_load(offer, disabled) for offer in sorted(found, key=lambda o: (GROUPS.index(o.group), o.name))]
     known = {offer.name for offer in found} | {offer.distribution for offer in found}
     plugins += [_unknown(name, known) for name in sorted(disabled - known)]
-    catalog = Catalog.build(plugins)
+    catalog = Catalog.build(plugins, tolerant=True)
     for status in catalog.plugins:
         if status.state not in (PluginState.READY, PluginState.DISABLED, PluginState.MISSING_LIBRARY):
             _log.warning("plug-in %s: %s: %s", status, status.state.value, status.reason)
@@ -82,6 +82,8 @@ def _load(offer: Offer, disabled: frozenset[str]) -> Plugin:
     plugin = Plugin(PluginStatus(offer.name, offer.group, offer.distribution, offer.version))
     if disabled & {offer.name, offer.distribution}:
         return plugin.refuse(PluginState.DISABLED, f"turned off by {DISABLE_VARIABLE}")
+    if offer.damage:
+        return plugin.refuse(PluginState.HALF_REMOVED, offer.damage, _reinstall(offer))
     if len(offer.installed) > 1:
         places = ", ".join(f"{version} in {place}" for version, place in offer.installed)
         return plugin.refuse(
@@ -100,9 +102,9 @@ def _load(offer: Offer, disabled: frozenset[str]) -> Plugin:
             PluginState.IMPORT_ERROR, _last_line(error), f"report it to the authors of {offer.distribution}"
         )
     stated = getattr(module, "PLUGIN_API", None)
-    if stated != PLUGIN_API:
+    if stated != PLUGIN_API or isinstance(stated, bool):
         says = "does not state PLUGIN_API" if stated is None else f"is written for PLUGIN_API {stated!r}"
-        newer = isinstance(stated, int) and stated > PLUGIN_API
+        newer = isinstance(stated, int) and int(stated) > PLUGIN_API
         return plugin.refuse(
             PluginState.WRONG_API,
             f"{offer.value} {says}; this phyai has {PLUGIN_API}",
@@ -117,7 +119,7 @@ def _missing_module(plugin: Plugin, offer: Offer, error: ModuleNotFoundError) ->
         return plugin.refuse(
             PluginState.HALF_REMOVED,
             f"its metadata is installed, but its module {own} is gone",
-            f"pip install --force-reinstall {offer.distribution}, or remove {offer.place}",
+            _reinstall(offer),
         )
     unmet = unmet_requirements(offer)
     what = " ".join(f'"{requirement}"' for requirement, _ in unmet) or error.name or "the library that it imports"
@@ -152,6 +154,10 @@ def _collect(plugin: Plugin, offer: Offer, module: ModuleType) -> Plugin:
         install = " ".join(f'"{name}"' for name in dict.fromkeys(wanted))
         return plugin.flag(PluginState.MISSING_LIBRARY, "; ".join(reasons), f"pip install {install}")
     return plugin
+
+
+def _reinstall(offer: Offer) -> str:
+    return f"pip install --force-reinstall {offer.distribution}, or remove {offer.place}"
 
 
 def _last_line(error: BaseException) -> str:

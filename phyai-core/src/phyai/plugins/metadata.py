@@ -22,7 +22,8 @@ class Offer:
     """One entry point in one of our groups.
 
     ``installed`` holds (version, folder) of every distinct version of its distribution on ``sys.path``, the one that
-    Python imports first. ``requires`` are the distribution's requirements as its metadata writes them.
+    Python imports first. ``requires`` are the distribution's requirements as its metadata writes them. ``damage`` says
+    what is wrong with the metadata itself.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Offer:
     place: str = ""
     installed: tuple[tuple[str, str], ...] = ()
     requires: tuple[str, ...] = ()
+    damage: str = ""
 
     def load(self) -> ModuleType:
         """Import the module that the entry point names."""
@@ -59,26 +61,30 @@ def _offers(copies: list[tuple[metadata.Distribution, str]]) -> list[Offer]:
     for distribution, _ in copies:
         versions.setdefault(_version(distribution), _place(distribution))
     first, text = copies[0]
+    name = normalized(_name(first))
+    damage = "" if _field(first, "Version") else "its metadata has no version: the METADATA file is gone or empty"
     parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:
         parser.read_string(text)
-    except configparser.Error:
-        return []
+    except configparser.Error as error:
+        damage = f"its entry_points.txt cannot be read: {str(error).splitlines()[0]}"
+        return [Offer(name, GROUPS[0], "", name, _version(first), _place(first), damage=damage)]
     return [
         Offer(
-            name=name,
+            name=entry,
             group=group,
             value=value.partition("[")[0].strip(),
-            distribution=normalized(_name(first)),
+            distribution=name,
             version=_version(first),
             place=_place(first),
             installed=tuple(versions.items()),
-            requires=tuple(first.requires or ()),
+            requires=() if damage else tuple(first.requires or ()),
+            damage=damage,
         )
         for group in GROUPS
         if parser.has_section(group)
-        for name, value in parser.items(group)
+        for entry, value in parser.items(group)
     ]
 
 
@@ -95,17 +101,18 @@ def _place(distribution: metadata.Distribution) -> str:
     return str(getattr(distribution, "_path", "unknown place"))
 
 
+def _field(distribution: metadata.Distribution, name: str) -> str | None:
+    fields = distribution.metadata
+    return fields[name] if fields is not None and name in fields else None
+
+
 def _name(distribution: metadata.Distribution) -> str:
     """Its name; from the folder's name when METADATA is gone."""
-    fields = distribution.metadata
-    stated = fields["Name"] if fields is not None and "Name" in fields else None
-    return stated or re.split(r"[/\\]", _place(distribution))[-1].partition("-")[0]
+    return _field(distribution, "Name") or re.split(r"[/\\]", _place(distribution))[-1].partition("-")[0]
 
 
 def _version(distribution: metadata.Distribution) -> str:
-    fields = distribution.metadata
-    stated = fields["Version"] if fields is not None and "Version" in fields else None
-    return stated or "unknown version"
+    return _field(distribution, "Version") or "unknown version"
 
 
 def unmet_requirements(offer: Offer) -> list[tuple[Requirement, str]]:
