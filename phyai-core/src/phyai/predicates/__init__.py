@@ -10,26 +10,37 @@ True
 
 from phyai.predicates._algebra import FALSE, TRUE, AllOf, AnyOf, Literal, Predicate, all_of, any_of, none_of
 from phyai.predicates._errors import PredicateError, PredicateErrors
+from phyai.predicates._intersect import Witness, intersect, obviously_disjoint
 from phyai.predicates._literals import Compare, Contains, Glob, MultipleOf, OneOf, Present
 from phyai.predicates._parse import match
+from phyai.predicates._partition import MemoKey, Partition
+from phyai.predicates._signature import IMPLICATIONS, Implication, Signature
 
 __all__ = [
     "FALSE",
+    "IMPLICATIONS",
     "TRUE",
     "AllOf",
     "AnyOf",
     "Compare",
     "Contains",
     "Glob",
+    "Implication",
     "Literal",
+    "MemoKey",
     "MultipleOf",
     "OneOf",
+    "Partition",
     "Predicate",
     "PredicateError",
     "PredicateErrors",
     "Present",
+    "Signature",
+    "Witness",
     "all_of",
     "any_of",
+    "intersect",
     "match",
     "none_of",
+    "obviously_disjoint",
 ]

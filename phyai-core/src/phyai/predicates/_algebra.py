@@ -108,8 +108,7 @@ class Literal(Predicate):
             return ()
         if value is not None:
             return (self.mismatch(value),)
-        lacking = "not installed" if self.fact.startswith("lib.") else "absent"
-        return (f"{self.fact} is {lacking} (needs {self.needs()})",)
+        return (lacking(self.fact, (self.needs(),)),)
 
     def negate(self) -> Predicate:
         return attrs.evolve(self, negated=not self.negated)
@@ -139,7 +138,14 @@ class AllOf(Predicate):
         return True
 
     def reasons(self, facts: Known) -> tuple[str, ...]:
-        return tuple(reason for part in self.parts for reason in part.reasons(facts))
+        reasons: dict[str, None] = {}
+        for part in self.parts:
+            if isinstance(part, Literal) and facts.get(part.fact) is None and not part.holds(facts):
+                same = (p for p in self.parts if isinstance(p, Literal) and p.fact == part.fact)
+                reasons[lacking(part.fact, tuple(p.needs() for p in same))] = None  # once for all that ask for it
+            else:
+                reasons.update(dict.fromkeys(part.reasons(facts)))
+        return tuple(reasons)
 
     def negate(self) -> Predicate:
         return any_of(*(part.negate() for part in self.parts))
@@ -196,6 +202,12 @@ class AnyOf(Predicate):
 
     def __str__(self) -> str:
         return "(" + " or ".join(map(str, self.parts)) + ")" if self.parts else "never"
+
+
+def lacking(fact: str, needs: tuple[str, ...]) -> str:
+    """What to say when a fact that is asked for is absent."""
+    where = "not installed" if fact.startswith("lib.") else "absent"
+    return f"{fact} is {where}" + (", must be present" if needs == ("present",) else f" (needs {' and '.join(needs)})")
 
 
 TRUE: Predicate = AllOf(())

@@ -11,6 +11,10 @@ from collections.abc import Callable
 
 import attrs
 
+from phyai.predicates._errors import PredicateError
+
+_MAX_RANGE = 127
+
 
 @attrs.frozen
 class Token:
@@ -65,7 +69,10 @@ def _members(body: str) -> frozenset[str]:
     position = 0
     while position < len(body):
         if body[position + 1 : position + 2] == "-" and position + 2 < len(body):
-            chars.update(map(chr, range(ord(body[position]), ord(body[position + 2]) + 1)))
+            first, last = ord(body[position]), ord(body[position + 2])
+            if last - first > _MAX_RANGE:
+                raise PredicateError(f"the range {body[position : position + 3]} is too wide", value=body)
+            chars.update(map(chr, range(first, last + 1)))
             position += 3
         else:
             chars.add(body[position])

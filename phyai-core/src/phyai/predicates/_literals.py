@@ -51,14 +51,6 @@ class Present(Literal):
     def needs(self) -> str:
         return "absent" if self.negated else "present"
 
-    def reasons(self, facts: object) -> tuple[str, ...]:
-        value = facts.get(self.fact)  # type: ignore[attr-defined]
-        if self.accepts(value):
-            return ()
-        if value is not None:
-            return (self.mismatch(value),)
-        return (f"{self.fact} is {'not installed' if self.fact.startswith('lib.') else 'absent, must be present'}",)
-
     def mismatch(self, value: FactValue) -> str:
         return f"{self.fact}={show(value)} is present, must be absent"
 

@@ -84,6 +84,8 @@ class _Reader:
                 parts = self.branches(key, value, here)
                 yield {"any_of": any_of, "all_of": all_of, "none_of": none_of}[key](*parts)
             elif isinstance(value, Mapping):
+                if not value:
+                    self.complain(here, value, f"nothing is asked of {key!r}", f'a fact that is there: {key}: "*"')
                 yield self.mapping(value, here, f"{prefix}{key}.")
             else:
                 yield self.fact(prefix + key, value, here)

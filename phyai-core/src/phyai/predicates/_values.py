@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
 
 from phyai.facts import CORE_FACTS, DTYPES, FactKind, FactSpec, Vocabulary, canonical_dtype
 from phyai.predicates._algebra import Predicate, all_of
 from phyai.predicates._errors import PredicateError
-from phyai.predicates._globs import is_glob
+from phyai.predicates._globs import compile_glob, is_glob
 from phyai.predicates._literals import Compare, Contains, Glob, MultipleOf, OneOf, Present, is_number
 from phyai.predicates._order import KNOWN_ARCHS, arch_key, public_version
 
@@ -19,6 +20,7 @@ _NUMBER_RE = re.compile(_NUMBER)
 _RANGE_RE = re.compile(rf"({_NUMBER})\s*\.\.\s*({_NUMBER})")
 _ORDER_RE = re.compile(r"(<=|>=|==|!=|~=|<|>)\s*(.*)", re.DOTALL)
 _LOOKALIKES = str.maketrans({"O": "0", "o": "0", "l": "1", "I": "1"})
+_DTYPE_FACT = re.compile(r"(?:parts\.[^.]+\.)?dtype\.")
 _MAX_TEXT = 256
 #: Facts whose values are element types, which people spell in several ways.
 _ELEMENT_TYPES = ("quant.weight", "quant.activation", "quant.scale_dtype")
@@ -96,13 +98,14 @@ def _name(fact: str, spec: FactSpec, value: bool | int | float | str, ops: Mappi
     text = str(value)
     if text.startswith(("<", ">", "=", "%", "!", "~")):
         raise _error(value, f"{fact} is a name and has no order or multiples; give names, a list or a glob")
-    dtype = fact.rpartition("dtype.")[0] in ("", "parts.") and "dtype." in fact
+    dtype = _DTYPE_FACT.match(fact) is not None
     allowed: tuple[str, ...] | None = spec.values
     if dtype:
         allowed = (*DTYPES, *(v for v in spec.values or () if v not in DTYPES))
     elif fact == "op" and ops is not None:
         allowed = tuple(ops)
     if is_glob(text):
+        compile_glob(text)
         glob = Glob(fact, text)
         if allowed is not None and not any(glob.test(v) for v in allowed):
             raise _error(value, f"no value of {fact} matches {text!r}: {_some(allowed)}")
@@ -142,8 +145,11 @@ def _ordered(fact: str, kind: FactKind, term: object, value: object) -> Predicat
 def _number(fact: str, term: object, value: object) -> Predicate:
     if isinstance(term, bool):
         raise _error(value, f"{fact} is a number, not {'true' if term else 'false'}")
-    if not isinstance(term, str):
-        return OneOf(fact, FactKind.NUMBER, (_as_number(fact, repr(term), value),))
+    if isinstance(term, int | float):
+        if not math.isfinite(term):
+            raise _error(value, f"{fact} is a finite number, not {term}")
+        return OneOf(fact, FactKind.NUMBER, (term,))
+    assert isinstance(term, str)
     if term.startswith("%"):
         modulus = _as_number(fact, term[1:].strip(), value)
         if modulus < 1 or int(modulus) != modulus:
@@ -212,8 +218,8 @@ def _version(fact: str, order: str, bound: str, value: object) -> Predicate:
         negated = order == "!="
         return Compare(fact, FactKind.VERSION, "==" if negated else order, str(parsed), negated=negated)
     release = parsed.release if prefix else parsed.release[:-1]
-    if not release:
-        raise _error(value, f"~={text} needs at least two numbers, as in ~=0.7")
+    if not release or (prefix and str(parsed) != parsed.base_version):
+        raise _error(value, f"{order}{text} is no range of versions; write ~=0.7 or ==0.7.*")
     epoch = f"{parsed.epoch}!" if parsed.epoch else ""
     last = ".".join(map(str, (*release[:-1], release[-1] + 1)))
     first = f"{epoch}{'.'.join(map(str, release))}.dev0" if prefix else str(parsed)

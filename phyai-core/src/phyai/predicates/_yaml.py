@@ -16,6 +16,7 @@ def to_yaml(predicate: Predicate) -> dict[str, Any]:
         return {"none_of": [{}]}
     out: dict[str, Any] = {}
     denied: list[dict[str, Any]] = []
+    joinable: set[str] = set()  # facts whose value is text that takes more comparisons after a comma
     surplus: list[dict[str, Any]] = []  # a map holds each key once; the rest goes to all_of
     for part in conjuncts(predicate):
         if isinstance(part, AnyOf):
@@ -25,7 +26,11 @@ def to_yaml(predicate: Predicate) -> dict[str, Any]:
             denied.append({part.fact: _value(positive)})
         elif isinstance(part, Present) and not part.negated:
             denied.append({part.fact: None})
+        elif isinstance(part, Compare | MultipleOf) and part.fact in joinable:
+            out[part.fact] = f"{out[part.fact]},{_value(part)}"
         elif isinstance(part, Literal):
+            if isinstance(part, Compare | MultipleOf) and part.fact not in out:
+                joinable.add(part.fact)
             _place(out, part.fact, _value(part), surplus)
     if denied:
         out["none_of"] = denied
