@@ -24,7 +24,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import attrs
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from phyai.catalog import Catalog
     from phyai.environment import Environment
+    from phyai.policy import Policy
 
 
 class Exit(enum.IntEnum):
@@ -80,10 +80,20 @@ class Context:
             return Environment.detect(device, libraries=self.catalog.libraries)
         return Environment.simulated(device, libraries=self.catalog.libraries)
 
-    def policy_path(self, given: str | None) -> Path | None:
-        """The policy file to use: the one given, else the one that ``PHYAI_KERNEL_CONFIG`` names, else None."""
-        path = given or self.env.get("PHYAI_KERNEL_CONFIG")
-        return Path(path) if path else None
+    def policy(self, file: str | None = None, profile: str | None = None) -> Policy:
+        """The policy in force: ``file``, else the one that ``PHYAI_KERNEL_CONFIG`` names, over the shipped default.
+
+        What its reader should know of it is noted on stderr.
+
+        Raises:
+            PolicyError: the file or the profile is refused.
+        """
+        from phyai.policy import policy_from_environment
+
+        loaded = policy_from_environment(self.env, file, profile, catalog=self.catalog)
+        for warning in loaded.warnings:
+            self.note(f"phyai: warning: {warning}")
+        return loaded.policy
 
     @functools.cached_property
     def console(self) -> Console:

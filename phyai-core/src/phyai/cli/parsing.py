@@ -26,14 +26,32 @@ def parser_of(command: Command, module: ModuleType) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add_common(parser)
+    _add_common(parser)
     module.add_arguments(parser)
     return parser
 
 
-def add_common(parser: argparse.ArgumentParser, *, nested: bool = False) -> None:
-    """``--json`` and ``--debug``. A ``nested`` parser leaves alone what its parent has parsed."""
-    default: Any = argparse.SUPPRESS if nested else False
+def add_action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    help: str,
+    description: str | None,
+    examples: str,
+) -> argparse.ArgumentParser:
+    """One action of a sub-command that has several, such as ``phyai policy check``."""
+    parser = actions.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=epilog(examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_common(parser, default=argparse.SUPPRESS)  # leaves alone what the parent has parsed
+    return parser
+
+
+def _add_common(parser: argparse.ArgumentParser, *, default: Any = False) -> None:
     group = parser.add_argument_group("common options")
     group.add_argument("--json", action="store_true", default=default, help="write JSON, for scripts")
     group.add_argument("--debug", action="store_true", default=default, help="print tracebacks")
