@@ -37,7 +37,8 @@ class Tensor:
     ``kind`` is ``input`` (given to every call, positionally), ``weight`` (bound when the site is made),
     ``output``, or ``metadata`` (goes to ``plan``). ``mutated`` inputs are written by the call.
     ``fill`` says how inputs are synthesized: ``normal``, ``uniform``, ``zeros``, ``ones``, ``near_one``,
-    ``mask`` (bool, no row empty), ``positions``, ``ids``; an op with needs of its own gives ``synthesize``.
+    ``mask`` (bool, no row empty), ``positions``, ``ids``, ``slots``, ``scale``, ``cos_sin``; an op with needs of its own
+    gives ``synthesize``.
     """
 
     name: str
@@ -136,7 +137,8 @@ class Op:
     ``parts`` and ``compose`` (``"module:function"``) make it composite: the decomposition, written once as
     ``compose(sites, facts) -> run``, where ``sites`` maps part names to call sites and ``run`` takes the
     op's inputs, ``out`` and ``state`` like any prepared kernel.
-    ``synthesize`` (``"module:function"``) replaces the generic input synthesis.
+    ``synthesize`` (``"module:function"``) is called as ``f(call, generator)`` after the generic synthesis of a call's
+    tensors (:mod:`phyai.synthesize`) and replaces those of them that depend on each other.
     """
 
     name: str

@@ -66,8 +66,8 @@ OP = Op(
         Tensor("k", ("...B", "Sk", "kv_heads", "head_dim"), doc="keys"),
         Tensor("v", ("...B", "Sk", "kv_heads", "head_dim"), doc="values"),
         Tensor("mask", ("B", "Sq", "Sk"), dtypes=("bool",), optional=True, fill="mask", doc="True keeps; padded only"),
-        Tensor("cu_seqlens_q", ("R+1",), dtypes=("int32",), optional=True, fill="indptr", doc="ragged only"),
-        Tensor("cu_seqlens_k", ("R+1",), dtypes=("int32",), optional=True, fill="indptr", doc="ragged only"),
+        Tensor("cu_seqlens_q", ("R+1",), dtypes=("int32",), optional=True, fill="zeros", doc="ragged only"),
+        Tensor("cu_seqlens_k", ("R+1",), dtypes=("int32",), optional=True, fill="zeros", doc="ragged only"),
         Tensor("o", ("...B", "Sq", "heads", "head_dim"), "output"),
     ),
     dims=(
@@ -86,5 +86,5 @@ OP = Op(
     extra_facts=(GROUP, SQUARE),
     derive=derive,
     arg_specs=ARG_SPECS,
-    synthesize="phyai.synthesize:attention",
+    synthesize="phyai.ops.attention.inputs:fill",
 )

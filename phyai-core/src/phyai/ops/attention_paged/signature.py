@@ -39,10 +39,28 @@ OP = Op(
         Tensor("q", ("T", "heads", "head_dim"), doc="queries of all requests, one after another"),
         Tensor("k_cache", ("pages", "page_size", "kv_heads", "head_dim")),
         Tensor("v_cache", ("pages", "page_size", "kv_heads", "head_dim")),
-        Tensor("cu_seqlens_q", ("B+1",), "metadata", dtypes=_INT32, doc="first query of every request, and the end"),
-        Tensor("kv_indptr", ("B+1",), "metadata", dtypes=_INT32, doc="first entry of kv_indices of every request"),
-        Tensor("kv_indices", ("entries",), "metadata", dtypes=_INT32, doc="pages of all requests, in order"),
-        Tensor("last_page_len", ("B",), "metadata", dtypes=_INT32, doc="keys in every request's last page"),
+        Tensor(
+            "cu_seqlens_q",
+            ("B+1",),
+            "metadata",
+            dtypes=_INT32,
+            fill="zeros",
+            doc="first query of every request, and the end",
+        ),
+        Tensor(
+            "kv_indptr",
+            ("B+1",),
+            "metadata",
+            dtypes=_INT32,
+            fill="zeros",
+            doc="first entry of kv_indices of every request",
+        ),
+        Tensor(
+            "kv_indices", ("entries",), "metadata", dtypes=_INT32, fill="zeros", doc="pages of all requests, in order"
+        ),
+        Tensor(
+            "last_page_len", ("B",), "metadata", dtypes=_INT32, fill="zeros", doc="keys in every request's last page"
+        ),
         Tensor("o", ("T", "heads", "head_dim"), "output"),
     ),
     dims=(
@@ -63,5 +81,5 @@ OP = Op(
     extra_facts=(GROUP,),
     derive=group,
     arg_specs=ARG_SPECS,
-    synthesize="phyai.synthesize:attention_paged",
+    synthesize="phyai.ops.attention_paged.inputs:fill",
 )

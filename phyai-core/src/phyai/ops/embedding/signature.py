@@ -35,5 +35,5 @@ OP = Op(
         Attr("scale", FactKind.NUMBER, None, "factor of every row"),
     ),
     arg_specs=ARG_SPECS,
-    synthesize="phyai.synthesize:embedding",
+    synthesize="phyai.ops.embedding.inputs:fill",
 )

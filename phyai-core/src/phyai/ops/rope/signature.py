@@ -56,5 +56,5 @@ OP = Op(
         Attr("mrope_interleaved", FactKind.FLAG, False, "the axes' frequencies alternate"),
     ),
     arg_specs=ARG_SPECS,
-    synthesize="phyai.synthesize:rope",
+    synthesize="phyai.ops.rope.inputs:fill",
 )
