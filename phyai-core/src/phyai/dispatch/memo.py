@@ -1,7 +1,7 @@
 """Remembering decisions: the key holds what a decision can depend on, and nothing else.
 
-A call's *cell* is the truth of every literal over facts that are open at the site (not known when it was
-bound) that a candidate's or a rule's predicate reads. Two calls in one cell get one decision. Where the
+A call's *cell* says, for each fact that is open at the site (not known when it was bound), which of the values that
+a candidate's or a rule's predicate can tell apart it has. Two calls in one cell get one decision. Where the
 winner prepares differently for some dynamic facts (``specializes_on``), their values tell its entries apart.
 """
 
@@ -19,7 +19,7 @@ from phyai.facts import Facts, FactValue
 from phyai.kernel import Prepared
 from phyai.op import Op, Part
 from phyai.policy import Policy
-from phyai.predicates import Literal
+from phyai.predicates import Literal, MemoKey
 from phyai.resolver import reads
 
 
@@ -54,9 +54,10 @@ class Cells:
     def __init__(self, op: Op, static: Facts, catalog: Catalog, policy: Policy) -> None:
         still_open = open_facts(op, static)
         absent = _AllBut(still_open)
-        residues = (p.given(static, absent=absent) for p in reads(op, static, catalog, policy))
-        found = {literal for residue in residues for literal in residue.atoms()}
-        self.literals: tuple[Literal, ...] = tuple(sorted(found, key=str))
+        residues = [p.given(static, absent=absent) for p in reads(op, static, catalog, policy)]
+        #: What a call can still change: literals over open facts.
+        self.literals: frozenset[Literal] = frozenset(literal for p in residues for literal in p.literals())
+        self._key = MemoKey.of(residues, dynamic=still_open)
         self.parts: tuple[tuple[Part, Op, Cells], ...] = tuple(self._parts(op, static, catalog, policy))
         self._op = op
 
@@ -81,8 +82,7 @@ class Cells:
         return self._op.name, self.literals, tuple((part.name, cells._identity()) for part, _, cells in self.parts)
 
     def __call__(self, facts: Facts) -> tuple[Any, ...]:
-        own = tuple(literal.holds(facts) for literal in self.literals)
-        return (*own, *(cells(part_facts(self._op, part, op, facts)) for part, op, cells in self.parts))
+        return (*self._key(facts), *(cells(part_facts(self._op, part, op, facts)) for part, op, cells in self.parts))
 
 
 @attrs.define(eq=False)

@@ -48,8 +48,8 @@ class Parts:
         said = rule.restriction or "its numerics"
         reason = (
             f"fusing would bypass rule {rule.ref} on part {part} ({said}); "
-            f"a rule on {kernel.op} that names {kernel.id}, in layer {rule.layer} with at least priority {rule.priority}, "
-            f"would allow it"
+            f"a rule on {kernel.op} that names {kernel.id}, in layer {rule.layer} with priority {rule.priority} "
+            f"or above, would allow it"
         )
         return Rejected(kernel.id, Stage.PARTS, reason, rule.ref)
 

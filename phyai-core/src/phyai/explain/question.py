@@ -1,0 +1,124 @@
+"""Completing an incomplete question from the op's argument specs, and answering it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from phyai.calls import call_facts, fill_dtypes
+from phyai.catalog import Catalog
+from phyai.decision import Decision
+from phyai.environment import Environment
+from phyai.errors import CallError, NoKernelError
+from phyai.facts import Facts, canonical_dtype
+from phyai.op import FLOATS, ArgSpec, Op
+from phyai.policy import Policy
+from phyai.resolver import resolve
+
+#: What says which part of which model calls. Never assumed: a call without a role is a question of its own.
+_IDENTITY = ("role", "layer", "phase", "model.", "quant.", "parts.")
+
+
+def explain_call(
+    op: str, given: Mapping[str, Any], catalog: Catalog, policy: Policy, environment: Environment
+) -> Decision:
+    """The decision for a call of which only ``given`` is known, with what was assumed to complete it.
+
+    ``given`` maps facts (``shape.M``, ``dtype.x``, ``role``, …) to values; None says that a fact is absent. A call
+    that no kernel may run gives a decision too: its ``kernel`` is None and ``failure`` says why.
+
+    Raises:
+        DeclarationError: an unknown op.
+        CallError: an unknown fact, or a value that the signature does not allow.
+    """
+    facts, assumptions = complete(catalog.op(op), given, catalog, environment)
+    try:
+        return resolve(facts, catalog, policy, environment, assumptions=assumptions)
+    except NoKernelError as error:
+        return cast("Decision", error.decision)
+
+
+def complete(
+    op: Op, given: Mapping[str, Any], catalog: Catalog, environment: Environment
+) -> tuple[Facts, tuple[str, ...]]:
+    """All facts of a call, and a sentence for each thing that was assumed.
+
+    Dimensions, dtypes, attributes and optional tensors that are not given come from the argument spec that
+    agrees best with what is given.
+    """
+    vocabulary = catalog.vocabulary_of(op.name)
+    for name in given:
+        if name != "op" and vocabulary.find(name) is None:
+            near = vocabulary.suggest(name)
+            hint = f"did you mean {near}?" if near else f"`phyai ops {op.name}` lists the facts"
+            raise CallError(f"{op.name} has no fact {name!r}; {hint}")
+    known = {name: canonical_dtype(str(v)) if name.startswith("dtype.") and v else v for name, v in given.items()}
+    spec = _best(op, known)
+    facts = _filled(op, known, spec)
+    assumed = {name: value for name, value in facts.items() if name not in known and name != "op"}
+    assumptions = environment.assumptions
+    if spec is not None and assumed:
+        shown = ", ".join(f"{name}={_shown(value)}" for name, value in sorted(assumed.items()))
+        assumptions += (f"from the argument spec {spec.name}: {shown}",)
+    if "mode.capture" not in known:
+        facts = facts.replace({"mode.capture": False})
+        assumptions += ("the call does not run inside a CUDA graph (mode.capture=false)",)
+    return facts, assumptions
+
+
+def _best(op: Op, known: Mapping[str, Any]) -> ArgSpec | None:
+    """The spec that agrees with most of what is known and contradicts least of it; the earlier one on a tie."""
+
+    def score(spec: ArgSpec) -> tuple[int, int]:
+        facts = _spec_facts(op, spec)
+        against = sum(1 for n, v in known.items() if n in facts and facts[n] != v and not n.startswith("shape."))
+        against += sum(1 for n in facts if n.startswith(("quant.", "parts.")) and n not in known)
+        agreeing = sum(1 for n, v in known.items() if n in facts and facts[n] == v)
+        return -against, agreeing
+
+    return max(op.arg_specs, key=score, default=None)
+
+
+def _spec_facts(op: Op, spec: ArgSpec) -> Facts:
+    return call_facts(
+        op,
+        dims=spec.dims,
+        dtypes=spec.dtypes or _first_dtypes(op),
+        attrs=spec.attrs,
+        present=spec.present,
+        extra=spec.facts,
+    )
+
+
+def _first_dtypes(op: Op) -> dict[str, str]:
+    return {t.name: t.dtypes[0] for t in op.tensors if not t.optional}
+
+
+def _filled(op: Op, known: Mapping[str, Any], spec: ArgSpec | None) -> Facts:
+    dims = {name[6:]: v for name, v in known.items() if name.startswith("shape.") and v is not None}
+    declared = {d.name for d in op.dims}
+    own_dtypes = {name[6:]: v for name, v in known.items() if name.startswith("dtype.") and v is not None}
+    gone = {name[6:] for name, v in known.items() if name.startswith("dtype.") and v is None}
+    spec_dtypes = dict(spec.dtypes) if spec and spec.dtypes else _first_dtypes(op)
+    if any(dtype in FLOATS for dtype in own_dtypes.values()):  # the others follow the one that is given
+        spec_dtypes = {n: d for n, d in spec_dtypes.items() if canonical_dtype(d) not in FLOATS}
+    present = {name for name in (spec.present if spec else ()) if name not in gone}
+    present |= {t.name for t in op.tensors if t.optional and t.name in own_dtypes}
+    dtypes = {n: d for n, d in {**spec_dtypes, **own_dtypes}.items() if n not in gone}
+    optional = {t.name for t in op.tensors if t.optional}
+    dtypes = {n: d for n, d in dtypes.items() if n not in optional or n in present}
+    attributes = {**(spec.attrs if spec else {}), **{n[6:]: v for n, v in known.items() if n.startswith("attrs.")}}
+    declared_attributes = {a.name for a in op.attributes}
+    facts = call_facts(
+        op,
+        dims={**(spec.dims if spec else {}), **{n: v for n, v in dims.items() if n in declared}},
+        dtypes=fill_dtypes(op, dtypes, present),
+        attrs={n: v for n, v in attributes.items() if n in declared_attributes},
+        present=tuple(present),
+        extra={name: v for name, v in known.items() if name.startswith(_IDENTITY)},
+    )
+    return facts.replace({name: v for name, v in known.items() if name != "op"})
+
+
+def _shown(value: Any) -> str:
+    return "{" + ", ".join(sorted(value)) + "}" if isinstance(value, frozenset) else str(value)
