@@ -17,7 +17,9 @@ def _params_dtype(value: Any) -> str | None:
         return None
     name = canonical_dtype(str(value))
     if name not in FLOATS:
-        raise CallError(f"params_dtype={value!r}; allowed are {', '.join(FLOATS)}, the torch dtypes of that name, and None")
+        raise CallError(
+            f"params_dtype={value!r}; allowed are {', '.join(FLOATS)}, the torch dtypes of that name, and None"
+        )
     return name
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EngineError(PhyAIError, RuntimeError):
-    """An engine was asked for something that it cannot do: an unknown model, wrong arguments, or it is closed."""
+    """An engine was asked for something that it cannot do: the wrong arguments, or it is closed."""
 
 
 class Engine:
@@ -32,7 +31,8 @@ class Engine:
     with different policies can live in one process; each owns its dispatcher.
 
     Raises:
-        EngineError: no plug-in provides the model, or ``plugin_args`` are not what it takes.
+        DeclarationError: no plug-in provides the model.
+        EngineError: ``plugin_args`` are not what the model takes.
         PolicyError: the policy file was refused.
         CheckpointError: the model's checkpoint was refused.
     """
@@ -43,15 +43,15 @@ class Engine:
         from phyai.engine._host import make_host
 
         self.args = args
-        host, plugin = make_host(args, policy, catalog)
-        self._host: Host = host
+        self._host: Host = make_host(args, policy, catalog)
+        plugin: ModelPlugin = self._host.catalog.model(args.plugin)
         arguments = plugin.arguments_class()
         if not isinstance(args.plugin_args, arguments):
             raise EngineError(
                 f"plugin_args of {args.plugin!r} should be a {arguments.__module__}.{arguments.__qualname__}, "
                 f"and is a {type(args.plugin_args).__name__}"
             )
-        self.model = plugin.loader()(args.plugin_args, host)
+        self.model = plugin.loader()(args.plugin_args, self._host)
         self._lock = threading.Lock()
         self._closed = False
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"phyai-{args.plugin}")
@@ -99,17 +99,3 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def find_model(name: str, models: tuple[ModelPlugin, ...]) -> ModelPlugin:
-    """The model called ``name``.
-
-    Raises:
-        EngineError: there is none; the message names the nearest, or says what to install.
-    """
-    by_name = {model.name: model for model in models}
-    if name in by_name:
-        return by_name[name]
-    near = difflib.get_close_matches(name, by_name, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(by_name) or 'none; install phyai-models'}"
-    raise EngineError(f"no plug-in provides a model called {name!r}; {hint}")

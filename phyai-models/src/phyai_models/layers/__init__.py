@@ -1,0 +1,16 @@
+"""Layers: each describes its computation by holding call sites, and none knows which kernel runs there."""
+
+from phyai_models.layers.attention import PagedAttention, SelfAttention
+from phyai_models.layers.base import Layer, Unused
+from phyai_models.layers.embedding import Embedding, PatchEmbedding
+from phyai_models.layers.linear import Linear, LinearParameters, Shard
+from phyai_models.layers.mlp import MLP, Activation, GatedMLP
+from phyai_models.layers.norm import AdaRMSNorm, LayerNorm, RMSNorm
+from phyai_models.layers.residual import GatedResidual
+from phyai_models.layers.scope import Scope
+from phyai_models.layers.tokens import KVCache, Tokens
+
+__all__ = [
+    "MLP", "Activation", "AdaRMSNorm", "Embedding", "GatedMLP", "GatedResidual", "KVCache", "Layer", "LayerNorm", "Linear", "LinearParameters",
+    "PagedAttention", "PatchEmbedding", "RMSNorm", "Scope", "SelfAttention", "Shard", "Tokens", "Unused",
+]  # fmt: skip

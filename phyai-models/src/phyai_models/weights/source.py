@@ -26,8 +26,8 @@ class TensorSpec:
 class WeightSource:
     """A checkpoint seen through a model's names.
 
-    ``prefixes`` are what a file may put before every name; ``tied`` maps a name to another under which the same
-    tensor may be stored instead, or as well; ``ignored`` are globs of tensors that the model has no use for,
+    ``prefixes`` are what a file may put before every name; ``stand_ins`` maps a name to another whose tensor is
+    taken where that name is not stored (tied embeddings); ``ignored`` are globs of tensors that the model has no use for,
     each with the reason. ``progress`` is called with the bytes of each tensor that has been read.
     """
 
@@ -36,21 +36,24 @@ class WeightSource:
         checkpoint: Checkpoint,
         *,
         prefixes: tuple[str, ...] = ("",),
-        tied: Mapping[str, str] | None = None,
+        stand_ins: Mapping[str, str] | None = None,
         ignored: Mapping[str, str] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.prefixes = prefixes
-        self.tied = dict(tied or {})
+        self.stand_ins = dict(stand_ins or {})
         self.ignored = dict(ignored or {})
         self.progress = progress
         self.not_finite: list[str] = []
 
     def stored(self, name: str) -> list[str]:
-        """The checkpoint's own names for ``name``: normally one, none when it is missing."""
-        names = (name, self.tied[name]) if name in self.tied else (name,)
-        return [p + n for n in names for p in self.prefixes if p + n in self.checkpoint.tensors]
+        """The checkpoint's own names for ``name``: one, none when it is missing, several when it is ambiguous."""
+        for candidate in (name, self.stand_ins.get(name)):
+            found = [p + candidate for p in self.prefixes if p + candidate in self.checkpoint.tensors] if candidate else []
+            if found:
+                return found
+        return []
 
     def require(self, specs: Iterable[TensorSpec]) -> None:
         """Check that the checkpoint holds exactly ``specs``, looking at its headers only.
@@ -75,8 +78,8 @@ class WeightSource:
                         f"{name} is stored as {str(info.dtype).removeprefix('torch.')}; "
                         "allowed are float32, bfloat16, float16 and float64, unless config.json describes a quantization"
                     )
-            if len(found) > 1 and not self._same(found):
-                problems.append(f"{' and '.join(found)} are one tensor of the model and differ")
+            if len(found) > 1:
+                problems.append(f"{' and '.join(found)} are the same tensor of the model; only one may be stored")
         surplus = [n for n in self.checkpoint.tensors if n not in used and not self._is_ignored(n)]
         nearest = _Nearest(surplus or list(self.checkpoint.tensors))
         problems += [f"{name} is missing; {nearest.hint(name)}" for name in missing]
@@ -121,23 +124,8 @@ class WeightSource:
 
     def _is_ignored(self, stored: str) -> bool:
         bare = [stored.removeprefix(p) for p in self.prefixes]
-        return any(fnmatch.fnmatchcase(name, glob) for name in bare for glob in self.ignored)
-
-    def _same(self, names: list[str]) -> bool:
-        infos = [self.checkpoint.tensors[n] for n in names]
-        first = infos[0]
-        if any((i.dtype, i.shape) != (first.dtype, first.shape) for i in infos):
-            return False
-        block = 1 << 24
-        for offset in range(0, first.end - first.begin, block):
-            parts = set()
-            for info in infos:
-                with info.path.open("rb") as file:
-                    file.seek(info.begin + offset)
-                    parts.add(file.read(min(block, info.end - info.begin - offset)))
-            if len(parts) != 1:
-                return False
-        return True
+        globs = (*self.ignored, *self.stand_ins.values())
+        return any(fnmatch.fnmatchcase(name, glob) for name in bare for glob in globs)
 
 
 class _Nearest:

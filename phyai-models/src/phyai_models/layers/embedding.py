@@ -1,0 +1,68 @@
+"""Embeddings of tokens and of image patches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from phyai_models.layers.base import Layer
+from phyai_models.layers.scope import Scope
+from phyai_models.weights import TensorSpec, WeightSource
+
+
+class Embedding(Layer):
+    """Rows of a table ``[vocabulary, width]`` times ``scale``, by token id.
+
+    The factor is rounded to the table's dtype first, as transformers' Gemma does.
+    """
+
+    def __init__(self, scope: Scope, vocabulary: int, width: int, scale: float) -> None:
+        self.scope = scope
+        self.shape = (vocabulary, width)
+        self.scale = scale
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        yield TensorSpec(f"{self.scope.source}.weight", self.shape)
+
+    def load(self, source: WeightSource) -> None:
+        weight = self.scope.empty(*self.shape)
+        source.take(f"{self.scope.source}.weight", weight)
+        scale = float(torch.tensor(self.scale, dtype=weight.dtype))
+        self.site = self.scope.bind(
+            "embedding", weights={"weight": weight}, attrs={"scale": scale},
+            dtypes={"ids": torch.int64, "weight": weight.dtype, "y": weight.dtype},
+        )  # fmt: skip
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.site.run(ids)
+        return y
+
+
+class PatchEmbedding(Layer):
+    """Images ``[N, 3, S, S]`` to patches ``[N, (S / patch)**2, width]``, with learned positions added."""
+
+    def __init__(self, scope: Scope, width: int, patch: int, patches: int) -> None:
+        self.scope = scope
+        self.width, self.patch, self.patches = width, patch, patches
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        source = self.scope.source
+        yield TensorSpec(f"{source}.patch_embedding.weight", (self.width, 3, self.patch, self.patch))
+        yield TensorSpec(f"{source}.patch_embedding.bias", (self.width,))
+        yield TensorSpec(f"{source}.position_embedding.weight", (self.patches, self.width))
+
+    def load(self, source: WeightSource) -> None:
+        taken = {}
+        for spec in self.tensors():
+            taken[spec.name] = self.scope.empty(*spec.shape)
+            source.take(spec.name, taken[spec.name])
+        weight, bias, self.position = taken.values()
+        self.site = self.scope.at("patch_embedding").bind(
+            "conv2d", weights={"weight": weight, "bias": bias}, attrs={"stride": self.patch},
+            dtypes={"x": self.scope.dtype},
+        )  # fmt: skip
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        patches: torch.Tensor = self.site.run(images)
+        return patches.flatten(2).transpose(1, 2) + self.position

@@ -1,0 +1,80 @@
+"""The action expert: Gemma layers that attend to the prefix's keys and to the action tokens themselves.
+
+π0's takes time as part of its tokens and is plain Gemma; π0.5's takes it through adaptive normalization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from phyai_models.layers import AdaRMSNorm, GatedMLP, GatedResidual, KVCache, Layer, PagedAttention, RMSNorm, Scope, Tokens
+from phyai_models.pi.config import GemmaConfig
+from phyai_models.pi.gemma import GemmaLayer
+
+
+class Expert(Layer):
+    """π0's expert: embeddings ``[T, width]`` to normalized hidden states ``[T, width]``."""
+
+    def __init__(self, scope: Scope, config: GemmaConfig, cos_sin: torch.Tensor) -> None:
+        layers = scope.at("layers")
+        self.layers = [GemmaLayer(layers.at(str(i)), config, cos_sin, first=i == 0) for i in range(config.depth)]
+        self.norm = RMSNorm(scope.at("norm"), config.width, config.rms_norm_eps, add=True)
+
+    def __call__(self, x: torch.Tensor, tokens: Tokens, cache: KVCache) -> torch.Tensor:
+        residual: torch.Tensor | None = None
+        for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
+            x, residual = layer(x, residual, tokens, keys, values)
+        return self.norm(x, residual)
+
+
+class AdaLayer(Layer):
+    """A Gemma layer with adaptive normalization: ``x += gate * attention(norm(x)); x += gate * mlp(norm(x))``,
+    where scale and shift of each normalization, and the gate of its branch, follow from the condition."""
+
+    def __init__(self, scope: Scope, config: GemmaConfig, cos_sin: torch.Tensor) -> None:
+        width, eps = config.width, config.rms_norm_eps
+        self.input_layernorm = AdaRMSNorm(scope.at("input_layernorm"), width, eps)
+        self.self_attn = PagedAttention(
+            scope.at("self_attn"), width, config.num_heads, config.num_kv_heads, config.head_dim, cos_sin
+        )
+        self.post_attention_layernorm = AdaRMSNorm(scope.at("post_attention_layernorm"), width, eps)
+        self.mlp = GatedMLP(scope.at("mlp"), width, config.mlp_dim, "gelu_tanh")
+        self.gated = GatedResidual(scope, width)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        modulations: tuple[torch.Tensor, torch.Tensor],
+        tokens: Tokens,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        normed, gate = self.input_layernorm(x, modulations[0])
+        x = self.gated(x, self.self_attn(normed, tokens, keys, values), gate)
+        normed, gate = self.post_attention_layernorm(x, modulations[1])
+        return self.gated(x, self.mlp(normed), gate)
+
+
+class AdaExpert(Layer):
+    """π0.5's expert: embeddings ``[T, width]`` and the modulations of one time to hidden states ``[T, width]``."""
+
+    def __init__(self, scope: Scope, config: GemmaConfig, cos_sin: torch.Tensor) -> None:
+        layers = scope.at("layers")
+        self.layers = [AdaLayer(layers.at(str(i)), config, cos_sin) for i in range(config.depth)]
+        self.norm = AdaRMSNorm(scope.at("norm"), config.width, config.rms_norm_eps)
+
+    def modulate(self, condition: torch.Tensor) -> list[torch.Tensor]:
+        """Modulations ``[S, 3 * width]`` of all normalizations, in order, for conditions ``[S, width]``."""
+        norms = [norm for layer in self.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+        return [norm.modulate(condition) for norm in (*norms, self.norm)]
+
+    def __call__(
+        self, x: torch.Tensor, modulations: Sequence[torch.Tensor], tokens: Tokens, cache: KVCache
+    ) -> torch.Tensor:
+        """``modulations`` are those of one time, each ``[1, 3 * width]``."""
+        for i, (layer, keys, values) in enumerate(zip(self.layers, cache.keys, cache.values, strict=True)):
+            x = layer(x, (modulations[2 * i], modulations[2 * i + 1]), tokens, keys, values)
+        normed, _ = self.norm(x, modulations[-1])
+        return normed

@@ -1,0 +1,87 @@
+"""Gemma layers over a paged cache: the prefix of π models, and the expert of π0."""
+
+from __future__ import annotations
+
+import torch
+
+from phyai_models.layers import GatedMLP, KVCache, Layer, PagedAttention, RMSNorm, Scope, Tokens, Unused
+from phyai_models.pi.config import GemmaConfig
+
+
+def rotary_table(config: GemmaConfig, positions: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Cosines, then sines, of every position and frequency: ``[positions, head_dim]``.
+
+    Angles are computed in float32, as the published implementations compute them (float64 for a float64 model).
+    """
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    frequency = config.rope_theta ** -(torch.arange(0, config.head_dim, 2, dtype=exact) / config.head_dim)
+    angles = torch.arange(positions, dtype=exact)[:, None] * frequency
+    return torch.cat([angles.cos(), angles.sin()], dim=-1).to(device)
+
+
+class GemmaLayer(Layer):
+    """Pre-norm layer: ``x += attention(norm(x)); x += mlp(norm(x))``.
+
+    The residual stream and what was last computed travel separately, so that each addition happens inside
+    the normalization that reads its result. The ``first`` layer has nothing to add yet.
+    """
+
+    def __init__(self, scope: Scope, config: GemmaConfig, cos_sin: torch.Tensor, *, first: bool) -> None:
+        width, eps = config.width, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(scope.at("input_layernorm"), width, eps, add=not first)
+        self.self_attn = PagedAttention(
+            scope.at("self_attn"), width, config.num_heads, config.num_kv_heads, config.head_dim, cos_sin
+        )
+        self.post_attention_layernorm = RMSNorm(scope.at("post_attention_layernorm"), width, eps, add=True)
+        self.mlp = GatedMLP(scope.at("mlp"), width, config.mlp_dim, "gelu_tanh")
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, tokens: Tokens, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        normed = self.input_layernorm(x) if residual is None else self.input_layernorm(x, residual)
+        residual = x if residual is None else residual
+        attended = self.self_attn(normed, tokens, keys, values)
+        return self.mlp(self.post_attention_layernorm(attended, residual)), residual
+
+
+class GemmaKeys(Layer):
+    """The last layer of a prefix of which only keys and values are read: the rest of it computes nothing."""
+
+    def __init__(self, scope: Scope, config: GemmaConfig, cos_sin: torch.Tensor, *, first: bool) -> None:
+        full = GemmaLayer(scope, config, cos_sin, first=first)
+        self.input_layernorm = full.input_layernorm
+        self.self_attn = PagedAttention(
+            scope.at("self_attn"), config.width, config.num_heads, config.num_kv_heads, config.head_dim, cos_sin,
+            keys_only=True,
+        )  # fmt: skip
+        self.unused = Unused([*full.post_attention_layernorm.tensors(), *full.mlp.tensors()])
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, tokens: Tokens, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        normed = self.input_layernorm(x) if residual is None else self.input_layernorm(x, residual)
+        self.self_attn.write_keys(normed, tokens, keys, values)
+
+
+class GemmaPrefix(Layer):
+    """The language model as the source of keys and values: fills the cache from embeddings ``[T, width]``.
+
+    The output of its last layer is never read. Unless ``full_last_layer``, nothing of it beyond its keys and
+    values is computed.
+    """
+
+    def __init__(self, scope: Scope, config: GemmaConfig, cos_sin: torch.Tensor, *, full_last_layer: bool) -> None:
+        last = config.depth - 1
+        layers = scope.at("layers")
+        self.layers: list[GemmaLayer | GemmaKeys] = [
+            (GemmaLayer if i < last or full_last_layer else GemmaKeys)(layers.at(str(i)), config, cos_sin, first=i == 0)
+            for i in range(config.depth)
+        ]
+        self.unused = Unused(RMSNorm(scope.at("norm"), config.width, config.rms_norm_eps).tensors())
+
+    def __call__(self, x: torch.Tensor, tokens: Tokens, cache: KVCache) -> None:
+        residual: torch.Tensor | None = None
+        for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
+            computed = layer(x, residual, tokens, keys, values)
+            if computed is not None:
+                x, residual = computed

@@ -1,0 +1,182 @@
+"""What a π model is given, checked and brought to one form on the host.
+
+Two kinds of request lead there: :class:`Observation`, what a robot sees and is told, and a batch in
+lerobot's own names, whose images, state and tokens went through its preprocessor already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from phyai.errors import InputError
+from phyai_models.pi.config import STATE, PiConfig
+from phyai_models.processors.images import preprocess, to_chw, unit_range
+
+TOKENS = "observation.language.tokens"
+TOKEN_MASK = "observation.language.attention_mask"
+NOISE = "noise"
+
+
+@attrs.frozen
+class Observation:
+    """What a robot sees and is told at one moment.
+
+    ``images`` by camera: the checkpoint's key, or its last part (``base_0_rgb`` for
+    ``observation.images.base_0_rgb``). A camera that is not given counts as missing: the model does not
+    look there. An image is ``[H, W, 3]`` or ``[3, H, W]``, uint8 or floating point in [0, 1], of any size.
+    ``state`` is in the robot's own units. ``noise`` ``[chunk_size, max_action_dim]`` makes the answer
+    reproducible; by default it is drawn from the engine's generator.
+    """
+
+    images: Mapping[str, Any]
+    instruction: str
+    state: Any
+    noise: Any = None
+
+
+@attrs.frozen(eq=False)
+class Inputs:
+    """A batch of B requests, C cameras and N token slots each, on the CPU.
+
+    ``images`` float32 ``[B, C, 3, S, S]`` in [-1, 1], ``camera_mask`` bool ``[B, C]``: False for a missing
+    camera, whose image is all -1. ``tokens`` int64 ``[B, N]``, ``token_mask`` bool ``[B, N]``. ``state``
+    float32 ``[B, max_state_dim]``, padded with zeros. ``noise`` float32 ``[B, chunk_size, max_action_dim]``.
+    """
+
+    images: torch.Tensor
+    camera_mask: torch.Tensor
+    tokens: torch.Tensor
+    token_mask: torch.Tensor
+    state: torch.Tensor
+    noise: torch.Tensor
+
+    @property
+    def batch(self) -> int:
+        return self.tokens.shape[0]
+
+
+def from_lerobot(batch: Mapping[str, torch.Tensor], config: PiConfig, noise: torch.Tensor | None = None) -> Inputs:
+    """A batch as lerobot's policy takes it: images in [0, 1], normalized state, tokens with their mask.
+
+    Cameras that the batch lacks are missing for all its requests, and come after the others, as lerobot
+    orders them. ``noise`` stands in when the batch has none.
+
+    Raises:
+        InputError: names every entry that does not fit.
+    """
+    known = {*config.cameras, STATE, TOKENS, TOKEN_MASK, NOISE}
+    unknown = [name for name in batch if name not in known]
+    if unknown:
+        raise InputError(f"unknown inputs {', '.join(sorted(unknown))}; this model takes {', '.join(sorted(known))}")
+    needed = [TOKENS, TOKEN_MASK, *([STATE] if config.family == "pi0" else [])]
+    missing = [name for name in needed if name not in batch]
+    if missing:
+        raise InputError(f"the batch lacks {', '.join(missing)}")
+    tokens, token_mask = batch[TOKENS].to(torch.int64).cpu(), batch[TOKEN_MASK].cpu()
+    if tokens.ndim != 2 or tokens.shape[0] == 0 or token_mask.shape != tokens.shape or token_mask.dtype != torch.bool:
+        raise InputError(
+            f"{TOKENS} should be [batch, tokens] and {TOKEN_MASK} bool of the same shape; they are "
+            f"{list(tokens.shape)} and {token_mask.dtype} {list(token_mask.shape)}"
+        )
+    size = tokens.shape[0]
+    check_tokens(tokens, token_mask, config)
+    present = [camera for camera in config.cameras if camera in batch]
+    if not present:
+        raise InputError(f"no camera image is given; at least one of {', '.join(config.cameras)} is needed")
+    shape = (size, 3, config.vision.image_size, config.vision.image_size)
+    images = [_lerobot_image(batch[camera], camera, config).expand(shape) for camera in present]
+    images += [torch.full(shape, -1.0)] * (len(config.cameras) - len(present))
+    mask = torch.zeros(size, len(config.cameras), dtype=torch.bool)
+    mask[:, : len(present)] = True
+    state = batch.get(STATE)
+    return Inputs(
+        images=torch.stack(images, dim=1),
+        camera_mask=mask,
+        tokens=tokens,
+        token_mask=token_mask,
+        state=_state(torch.zeros(size, 0) if state is None else state, size, config),
+        noise=checked_noise(batch.get(NOISE, noise), size, config),
+    )
+
+
+def _lerobot_image(image: torch.Tensor, camera: str, config: PiConfig) -> torch.Tensor:
+    if image.ndim != 4 or 0 in image.shape or 3 not in (image.shape[1], image.shape[-1]):
+        raise InputError(f"{camera} has shape {list(image.shape)}; give [batch, 3, height, width]")
+    if image.shape[1] != 3:
+        image = image.permute(0, 3, 1, 2)
+    return preprocess(unit_range(image.cpu(), camera), config.vision.image_size)
+
+
+def _state(state: torch.Tensor, batch: int, config: PiConfig) -> torch.Tensor:
+    state = state.detach().cpu().to(torch.float32)
+    if state.ndim != 2 or state.shape[0] != batch or state.shape[1] > config.max_state_dim:
+        raise InputError(
+            f"{STATE} has shape {list(state.shape)}; give [{batch}, {config.state_dim}] "
+            f"(at most {config.max_state_dim} numbers)"
+        )
+    if not torch.isfinite(state).all():
+        raise InputError(f"{STATE} holds NaN or infinite values")
+    return torch.nn.functional.pad(state, (0, config.max_state_dim - state.shape[1]))
+
+
+def checked_noise(noise: Any, batch: int, config: PiConfig) -> torch.Tensor:
+    """``noise`` as float32 ``[batch, chunk_size, max_action_dim]``.
+
+    Raises:
+        InputError: another shape, or values that are not finite.
+    """
+    shape = (batch, config.chunk_size, config.max_action_dim)
+    noise = torch.as_tensor(noise).detach().cpu().to(torch.float32)
+    if noise.shape != shape or not torch.isfinite(noise).all():
+        raise InputError(f"noise should be finite numbers of shape {list(shape)}; it has shape {list(noise.shape)}")
+    return noise
+
+
+def check_tokens(tokens: torch.Tensor, mask: torch.Tensor, config: PiConfig) -> None:
+    """Check token ids and prompt lengths.
+
+    Raises:
+        InputError: an id outside the vocabulary, or a prompt longer than the model takes.
+    """
+    low, high = (int(bound) for bound in torch.aminmax(tokens)) if tokens.numel() else (0, 0)
+    if low < 0 or high >= config.vocab_size:
+        raise InputError(
+            f"token ids span {low}..{high}; the vocabulary has ids 0..{config.vocab_size - 1}. "
+            "Is the tokenizer that of this checkpoint?"
+        )
+    longest = int(mask.sum(1).max())
+    if longest > config.tokenizer_max_length:
+        raise InputError(
+            f"a prompt of {longest} tokens; this checkpoint takes {config.tokenizer_max_length} (tokenizer_max_length). "
+            "Shorten the instruction"
+        )
+
+
+def camera_images(observations: Sequence[Observation], config: PiConfig, rename: Mapping[str, str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images and camera mask of a batch of observations, as :class:`Inputs` holds them.
+
+    Raises:
+        InputError: an unknown camera, none given, or an image that cannot be used.
+    """
+    size = config.vision.image_size
+    images = torch.full((len(observations), len(config.cameras), 3, size, size), -1.0)
+    mask = torch.zeros(len(observations), len(config.cameras), dtype=torch.bool)
+    by_name = {name: i for i, camera in enumerate(config.cameras) for name in (camera, camera.rpartition(".")[2])}
+    for b, observation in enumerate(observations):
+        for name, image in observation.images.items():
+            name = rename.get(name, name)
+            if name not in by_name:
+                known = ", ".join(camera.rpartition(".")[2] for camera in config.cameras)
+                raise InputError(f"unknown camera {name!r}; this checkpoint knows {known}")
+            c = by_name[name]
+            if mask[b, c]:
+                raise InputError(f"camera {config.cameras[c]} is given twice")
+            images[b, c] = preprocess(to_chw(image, name)[None], size)[0]
+            mask[b, c] = True
+        if not mask[b].any():
+            raise InputError("an observation without any camera image; give at least one")
+    return images, mask

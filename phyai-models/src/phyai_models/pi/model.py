@@ -1,0 +1,137 @@
+"""What π0 and π0.5 compute alike: a prefix of images and text fills a cache that an expert attends to."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from phyai_models.layers import Embedding, KVCache, Layer, Linear, Scope, Tokens
+from phyai_models.pi.config import PiConfig
+from phyai_models.pi.flow import Trace, embed_time, euler, times
+from phyai_models.pi.gemma import GemmaPrefix, rotary_table
+from phyai_models.pi.layout import page_size
+from phyai_models.pi.precision import Precision
+from phyai_models.pi.siglip import Siglip
+
+#: Where lerobot's checkpoints keep the towers.
+PALIGEMMA = "paligemma_with_expert.paligemma.model"
+EXPERT = "paligemma_with_expert.gemma_expert.model"
+
+#: What a step needs to know of its time: tensors whose first dimension counts steps.
+Condition = tuple[torch.Tensor, ...]
+
+
+@attrs.frozen
+class Savings:
+    """Work that is left out because the answer does not depend on it. Each leaves the result as it was.
+
+    ``drop_masked``: masked text tokens and missing cameras are not computed. ``skip_last_layer``: of the last
+    prefix layer only keys and values are computed. ``hoist_conditions``: what depends on the time of a step
+    alone is computed once per number of steps.
+    """
+
+    drop_masked: bool = True
+    skip_last_layer: bool = True
+    hoist_conditions: bool = True
+
+    @classmethod
+    def none(cls) -> Savings:
+        """Compute everything, as the published implementations do."""
+        return cls(drop_masked=False, skip_last_layer=False, hoist_conditions=False)
+
+
+class PiModel(Layer):
+    """The mathematics of a π model on prepared tensors. Subclasses say how the suffix is made.
+
+    ``segments`` are the suffix's lengths: tokens of a segment see the prefix, earlier segments and their own.
+    """
+
+    segments: tuple[int, ...]
+
+    def __init__(self, scope: Scope, config: PiConfig, precision: Precision, savings: Savings) -> None:
+        self.config, self.precision, self.savings = config, precision, savings
+        self.device = scope.device
+        towers = scope.at("", dtype=precision.towers, norm_dtype=precision.norms)
+        vision = scope.at("", dtype=precision.vision, norm_dtype=precision.vision, role="vision")
+        language = towers.at("language_model", f"{PALIGEMMA}.language_model", role="prefix")
+        width = config.language_model.width
+        self.cos_sin = rotary_table(config.language_model, self.page_size, precision.towers, scope.device)
+        self.vision = Siglip(
+            vision.at("vision_tower", f"{PALIGEMMA}.vision_tower.vision_model"),
+            vision.at("multi_modal_projector", f"{PALIGEMMA}.multi_modal_projector.linear"),
+            config.vision,
+            width,
+        )
+        self.embed_tokens = Embedding(language.at("embed_tokens"), config.vocab_size, width, width**0.5)
+        self.prefix = GemmaPrefix(
+            language, config.language_model, self.cos_sin, full_last_layer=not savings.skip_last_layer
+        )
+        self.heads = scope.at("", dtype=precision.heads, norm_dtype=precision.heads, role="head")
+        self.expert_scope = towers.at("expert", EXPERT, role="expert")
+        self._schedules: dict[int, list[Condition]] = {}
+        action, expert = config.max_action_dim, config.expert.width
+        self.action_in_proj = Linear(self.heads.at("action_in_proj"), action, expert, bias=True)
+        self.action_out_proj = Linear(self.heads.at("action_out_proj"), expert, action, bias=True)
+
+    @property
+    def page_size(self) -> int:
+        """Keys that a request's page of the cache holds."""
+        config = self.config
+        prefix = len(config.cameras) * config.vision.patches + config.tokenizer_max_length
+        return page_size(prefix, config.chunk_size + 1)
+
+    def new_cache(self, batch: int) -> KVCache:
+        language = self.config.language_model
+        return KVCache.empty(
+            language.depth, batch, self.page_size, language.num_kv_heads, language.head_dim,
+            self.precision.towers, self.device,
+        )  # fmt: skip
+
+    # The prefix
+
+    def embed_images(self, images: torch.Tensor) -> torch.Tensor:
+        """Images ``[N, 3, S, S]`` in [-1, 1] to ``[N * patches, width]`` in the vision tower's precision."""
+        return self.vision(images.to(self.precision.vision)).flatten(0, 1)
+
+    def fill(self, embeddings: torch.Tensor, tokens: Tokens, cache: KVCache) -> None:
+        """Write the keys and values of prefix ``embeddings [T, width]``."""
+        self.prefix(embeddings.to(self.precision.towers), tokens, cache)
+
+    # The flow
+
+    def fixed(self, state: torch.Tensor) -> torch.Tensor | None:
+        """What of the suffix is the same at every step."""
+        return None
+
+    def condition(self, time: torch.Tensor) -> Condition:
+        """What the steps at times ``time [S]`` need to know of them, given the embedded times."""
+        raise NotImplementedError
+
+    def velocity(
+        self, x: torch.Tensor, fixed: torch.Tensor | None, condition: Condition, suffix: Tokens, cache: KVCache
+    ) -> torch.Tensor:
+        """The velocity of the sample ``x [B, chunk, action]`` at one time."""
+        raise NotImplementedError
+
+    def schedule(self, steps: int) -> list[Condition]:
+        """The condition of every step; computed once per number of steps when savings allow it."""
+        if self.savings.hoist_conditions and steps in self._schedules:
+            return self._schedules[steps]
+        embedded = embed_time(times(steps), self.config.expert.width, self.config.min_period, self.config.max_period)
+        embedded = embedded.to(device=self.device, dtype=self.precision.heads)
+        if self.savings.hoist_conditions:
+            table = self.condition(embedded)
+            self._schedules[steps] = [tuple(rows[i : i + 1] for rows in table) for i in range(steps)]
+            return self._schedules[steps]
+        return [self.condition(embedded[i : i + 1]) for i in range(steps)]
+
+    def sample(
+        self, noise: torch.Tensor, state: torch.Tensor, steps: int, suffix: Tokens, cache: KVCache, trace: Trace | None = None
+    ) -> torch.Tensor:
+        """Actions ``[B, chunk, action]`` from ``noise`` of that shape, given a cache that holds the prefix."""
+        fixed, conditions = self.fixed(state), self.schedule(steps)
+
+        def velocity(x: torch.Tensor, step: int) -> torch.Tensor:
+            return self.velocity(x, fixed, conditions[step], suffix, cache)
+
+        return euler(noise.to(self.precision.heads), steps, velocity, trace)

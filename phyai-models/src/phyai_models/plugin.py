@@ -1,0 +1,32 @@
+"""What this distribution declares: its models and commands. Imports no tensor library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from phyai.engine import ModelPlugin
+from phyai.plugins import hookimpl
+from phyai.plugins.hooks import Command
+
+PLUGIN_API = 1
+
+
+@hookimpl
+def phyai_models() -> Iterable[ModelPlugin]:
+    """π0.5 and π0."""
+    return [
+        ModelPlugin(
+            "pi05", "π0.5: images, instruction and state to an action chunk, by flow matching",
+            "phyai_models.pi05:PI05Args", "phyai_models.pi05:load", "phyai_models.pi05.command",
+        ),
+        ModelPlugin(
+            "pi0", "π0: as π0.5, with the state as a token and without adaptive normalization",
+            "phyai_models.pi0:PI0Args", "phyai_models.pi0:load", "phyai_models.pi0.command",
+        ),
+    ]  # fmt: skip
+
+
+@hookimpl
+def phyai_commands() -> Iterable[Command]:
+    """The demonstration."""
+    return [Command("demo", "run a small π0.5 on photographs under two policies", "phyai_models.demo.command")]
