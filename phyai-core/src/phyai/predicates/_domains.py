@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -38,18 +38,19 @@ _PLAUSIBLE: dict[str, tuple[str, ...]] = {
 }
 _PLAUSIBLE_DTYPES = ("bf16", "fp16", "fp32", "int32", "bool")
 _PLAUSIBLE_ARCHS = ("sm90", "sm80", "sm120")
-_INF = math.inf
 
 
-def find_value(literals: Sequence[Literal], spec: FactSpec) -> FactValue | Absent | None:
+def find_value(literals: tuple[Literal, ...], spec: FactSpec) -> FactValue | Absent | None:
     """A value that every literal accepts and the declaration allows; None when there is none."""
     if len(literals) == 1:
         only = literals[0]
         if isinstance(only, OneOf) and not only.negated and only.kind is not FactKind.NUMBER and spec.values is None:
             return only.values[0]
-    if any(isinstance(literal, Present) and literal.negated for literal in literals):
-        return ABSENT if all(literal.accepts(None) for literal in literals) else None
-    tests = [literal for literal in literals if not isinstance(literal, Present)]
+    tests = literals
+    if any(isinstance(literal, Present) for literal in literals):
+        if any(isinstance(literal, Present) and literal.negated for literal in literals):
+            return ABSENT if all(literal.accepts(None) for literal in literals) else None
+        tests = tuple(literal for literal in literals if not isinstance(literal, Present))
     kinds = {literal.kind for literal in tests}  # type: ignore[attr-defined]
     if len(kinds) > 1:
         return None  # a value is of one kind
@@ -58,26 +59,31 @@ def find_value(literals: Sequence[Literal], spec: FactSpec) -> FactValue | Absen
         return find_number(tests, minimum=spec.minimum, integer=spec.integer)
     if kind is FactKind.SET:
         return _find_set(tests)
-    return next((v for v in _candidates(kind, tests, spec) if all(t.accepts(v) for t in tests)), None)
-
-
-def _candidates(kind: FactKind, tests: Sequence[Literal], spec: FactSpec) -> Iterable[FactValue]:
-    """Values among which is an acceptable one, if there is any."""
     if kind is FactKind.FLAG:
-        return (True, False)
+        return _first((True, False), tests)
     if kind is FactKind.NAME and spec.values is not None:
-        return spec.values
+        return _first(spec.values, tests)
     for test in tests:
         if isinstance(test, OneOf) and not test.negated:
-            return test.values
+            return _first(test.values, tests)
+    return _search(kind, tests, spec.name)
+
+
+def _first(values: Iterable[FactValue], tests: Iterable[Literal]) -> FactValue | None:
+    return next((v for v in values if all(test.accepts(v) for test in tests)), None)
+
+
+@functools.lru_cache(maxsize=4096)  # the same few conditions on architectures and versions meet again and again
+def _search(kind: FactKind, tests: tuple[Literal, ...], fact: str) -> FactValue | None:
+    """The first acceptable one among values of which one is acceptable, if any at all is."""
     if kind is FactKind.NAME:
-        return _names(tests, spec)
+        return _first(_names(tests, fact), tests)
     bounds = [str(v) for t in tests for v in (t.values if isinstance(t, OneOf) else (t.bound,))]  # type: ignore[attr-defined]
-    return _archs(bounds) if kind is FactKind.ARCH else _versions(bounds)
+    return _first(_archs(bounds) if kind is FactKind.ARCH else _versions(bounds), tests)
 
 
-def _names(tests: Sequence[Literal], spec: FactSpec) -> Iterable[str]:
-    yield from _PLAUSIBLE_DTYPES if "dtype." in spec.name else _PLAUSIBLE.get(spec.name, ())
+def _names(tests: Sequence[Literal], fact: str) -> Iterable[str]:
+    yield from _PLAUSIBLE_DTYPES if "dtype." in fact else _PLAUSIBLE.get(fact, ())
     yield from (v for t in tests if isinstance(t, Glob) and not t.negated for v in _fillings(t.pattern))
     found = find_name(
         [t.pattern for t in tests if isinstance(t, Glob) and not t.negated],

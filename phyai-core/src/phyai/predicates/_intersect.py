@@ -156,27 +156,25 @@ class _Search:
 
     def extend(self, node: _Node, wanted: Iterable[Predicate]) -> _Node | None:
         """The node with more that must hold; None when one fact has no value left."""
-        literals, values = dict(node.literals), dict(node.values)
-        choices = list(node.choices)
-        touched: dict[str, None] = {}
+        more: dict[str, tuple[Literal, ...]] = {}
+        choices = node.choices
         for part in wanted:
             if isinstance(part, Literal):
-                before = literals.get(part.fact, ())
+                before = more.get(part.fact) or node.literals.get(part.fact, ())
                 if part not in before:
-                    literals[part.fact] = (*before, part)
-                    touched[part.fact] = None
-            elif isinstance(part, AnyOf):
-                choices.append(part)
+                    more[part.fact] = (*before, part)
             else:
-                raise AssertionError(f"not normalised: {part}")
-        for fact in touched:
-            value = self.value(fact, literals[fact])
+                assert isinstance(part, AnyOf)  # normalised: an AllOf has no AllOf in it
+                choices = (*choices, part)
+        values = dict(node.values)
+        for fact, literals in more.items():
+            value = self.value(fact, literals)
             if value is None:
                 return None
             values[fact] = value
-        return _Node(literals, values, tuple(choices))
+        return _Node({**node.literals, **more}, values, choices)
 
-    def value(self, fact: str, literals: Sequence[Literal]) -> FactValue | Absent | None:
+    def value(self, fact: str, literals: tuple[Literal, ...]) -> FactValue | Absent | None:
         """A value for one fact, of those that the op and the declarations allow."""
         spec: FactSpec | None = None
         owned = self.signature is not None and fact.startswith(OWNED)

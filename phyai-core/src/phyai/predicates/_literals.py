@@ -13,6 +13,12 @@ from phyai.predicates._algebra import Literal, Predicate
 from phyai.predicates._globs import compile_glob
 from phyai.predicates._order import ORDERINGS, compare_archs, compare_versions
 
+_TYPES: dict[FactKind, type | tuple[type, ...]] = {
+    FactKind.NUMBER: (int, float),
+    FactKind.NAME: str,
+    FactKind.ARCH: str,
+    FactKind.FLAG: bool,
+}
 _FLIPPED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 
 
@@ -63,9 +69,9 @@ class OneOf(Literal):
     values: tuple[FactValue, ...] = attrs.field(converter=_unique, eq=frozenset)
 
     def test(self, value: FactValue) -> bool | None:
-        if self.kind is FactKind.NUMBER:
-            return value in self.values if is_number(value) else None
-        return value in self.values if isinstance(value, bool if self.kind is FactKind.FLAG else str) else None
+        if not isinstance(value, _TYPES[self.kind]) or (value.__class__ is bool and self.kind is not FactKind.FLAG):
+            return None
+        return value in self.values
 
     def negate(self) -> Predicate:
         if self.kind is FactKind.FLAG and len(self.values) == 1:

@@ -28,10 +28,10 @@ class Bounds:
         if order in (">", ">="):
             if bound < self.low or (bound == self.low and not is_open):
                 return self
-            return attrs.evolve(self, low=bound, low_open=is_open)
+            return Bounds(bound, self.high, is_open, self.high_open)
         if bound > self.high or (bound == self.high and not is_open):
             return self
-        return attrs.evolve(self, high=bound, high_open=is_open)
+        return Bounds(self.low, bound, self.low_open, is_open)
 
     def whole(self) -> tuple[int, Number]:
         """The first and the last whole number of the interval (the last may be infinite)."""

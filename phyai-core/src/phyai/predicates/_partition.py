@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import partial
 
 import attrs
 
 from phyai.facts import FactKind, FactValue
 from phyai.predicates._algebra import Literal, Predicate
-from phyai.predicates._literals import Compare, MultipleOf, OneOf, is_number
+from phyai.predicates._literals import Compare, MultipleOf, OneOf
 from phyai.predicates._numbers import Number, first_whole
 
 
@@ -100,34 +100,33 @@ class MemoKey:
     (('shape.M',), True, False)
     """
 
-    facts: tuple[str, ...]
-    _cells: tuple[Callable[[FactValue | None], Hashable], ...] = attrs.field(repr=False)
+    cells: tuple[tuple[str, Callable[[FactValue | None], Hashable]], ...] = attrs.field(repr=False)
 
     @classmethod
     def of(cls, predicates: Iterable[Predicate], *, dynamic: Collection[str]) -> MemoKey:
         """The key for deciding by ``predicates`` when only the facts in ``dynamic`` vary."""
-        by_fact: dict[str, list[Literal]] = {}
-        for literal in dict.fromkeys(_literals(predicates)):
-            if literal.fact in dynamic:
-                by_fact.setdefault(literal.fact, []).append(literal)
-        facts = tuple(sorted(by_fact))
-        return cls(facts, tuple(_cell_function(fact, by_fact[fact]) for fact in facts))
+        by_fact: dict[str, dict[Literal, None]] = {}
+        for predicate in predicates:
+            for literal in predicate.literals():
+                if literal.fact in dynamic:
+                    by_fact.setdefault(literal.fact, {})[literal] = None
+        return cls(tuple((fact, _cell_function(fact, tuple(by_fact[fact]))) for fact in sorted(by_fact)))
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """The facts that matter, sorted."""
+        return tuple(fact for fact, _ in self.cells)
 
     def __call__(self, facts: Mapping[str, FactValue]) -> tuple[Hashable, ...]:
-        return tuple([cell(facts.get(name)) for name, cell in zip(self.facts, self._cells, strict=True)])
+        return tuple([cell(facts.get(name)) for name, cell in self.cells])
 
 
-def _literals(predicates: Iterable[Predicate]) -> Iterator[Literal]:
-    for predicate in predicates:
-        yield from predicate.literals()
-
-
-def _cell_function(fact: str, literals: list[Literal]) -> Callable[[FactValue | None], Hashable]:
-    number = Partition.of(fact, literals).function()
+def _cell_function(fact: str, literals: tuple[Literal, ...]) -> Callable[[FactValue | None], Hashable]:
+    cell_of_number = Partition.of(fact, literals).function()
 
     def cell(value: FactValue | None) -> Hashable:
-        if is_number(value):
-            return number(value)  # type: ignore[arg-type]
+        if value.__class__ is int or value.__class__ is float:
+            return cell_of_number(value)  # type: ignore[arg-type]
         return tuple([literal.accepts(value) for literal in literals])
 
     return cell

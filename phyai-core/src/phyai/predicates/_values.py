@@ -28,12 +28,11 @@ _ELEMENT_TYPES = ("quant.weight", "quant.activation", "quant.scale_dtype")
 
 def declared(name: str, vocabulary: Vocabulary | None) -> FactSpec | None:
     """The declaration of ``name``; without a vocabulary the core's, or what its prefix implies."""
+    if vocabulary is None and name.startswith("shape."):
+        return FactSpec(name, FactKind.NUMBER, "", minimum=1)
+    if vocabulary is None and name.startswith("dtype."):
+        return FactSpec(name, FactKind.NAME, "")
     spec = (vocabulary or _CORE).find(name)
-    if spec is None and vocabulary is None:
-        if name.startswith("shape."):
-            return FactSpec(name, FactKind.NUMBER, "", minimum=1)
-        if name.startswith("dtype."):
-            return FactSpec(name, FactKind.NAME, "")
     if spec is None and name.startswith("parts.") and name.count(".") > 1:
         return declared(name.split(".", 2)[2], vocabulary)  # parts.<part>.<fact of the part's op>
     return spec
