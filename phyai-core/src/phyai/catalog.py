@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from phyai.composite import decomposition
-from phyai.environment import CORE_LIBRARIES, Library
+from phyai.environment import CORE_LIBRARIES, Library, merge_libraries
 from phyai.errors import DeclarationError
 from phyai.facts import CORE_FACTS, FactSpec, Vocabulary
 from phyai.kernel import Kernel
@@ -51,7 +51,7 @@ class Catalog:
     libraries: tuple[Library, ...] = CORE_LIBRARIES
     commands: tuple[Command, ...] = ()
     plugins: tuple[PluginStatus, ...] = ()
-    refused: Mapping[str, str] = attrs.field(factory=dict, converter=MappingProxyType)
+    refused: Mapping[str, str] = attrs.field(factory=dict)
     observers: Observers = attrs.field(factory=Observers)
     _owners: Mapping[str, PluginStatus] = attrs.field(factory=dict, repr=False)
     #: Every spelling of an op's name, to its name.
@@ -100,10 +100,10 @@ class Catalog:
             quant_formats=tuple(gather("quant_formats")),
             importers=tuple(gather("importers")),
             models=tuple(sorted(gather("models"), key=lambda model: model.name)),
-            libraries=tuple({library.name: library for library in [*CORE_LIBRARIES, *gather("libraries")]}.values()),
+            libraries=merge_libraries([*CORE_LIBRARIES, *gather("libraries")]),
             commands=tuple(sorted(gather("commands"), key=lambda command: command.name)),
             plugins=tuple(plugin.status for plugin in accepted),
-            refused=refused,
+            refused=MappingProxyType(refused),
             observers=Observers(tuple((p.status.name, p.observe) for p in accepted if p.observe is not None)),
             owners={kernel.id: plugin.status for plugin in accepted for kernel in plugin.kernels},
         )

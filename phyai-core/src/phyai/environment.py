@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 
 import attrs
+from packaging.version import Version
 
 from phyai.errors import PhyAIError
 from phyai.facts import Facts, FactValue
@@ -59,8 +60,8 @@ class Library:
     """
 
     name: str
-    distributions: tuple[str, ...]
-    assumed: str
+    distributions: tuple[str, ...] = attrs.field(validator=attrs.validators.min_len(1))
+    assumed: str = attrs.field(validator=lambda _library, _field, value: Version(value))
 
     def installed(self) -> str | None:
         """The installed version, from metadata alone; None when it is not installed."""
@@ -72,6 +73,20 @@ class Library:
             if version:  # metadata of a half-removed distribution has none
                 return version
         return None
+
+
+def merge_libraries(declared: Iterable[Library]) -> tuple[Library, ...]:
+    """One record per library: what two backends declare of the same one is put together.
+
+    >>> merge_libraries([Library("t", ("a",), "3.9"), Library("t", ("b", "a"), "3.10")])
+    (Library(name='t', distributions=('a', 'b'), assumed='3.10'),)
+    """
+    merged: dict[str, Library] = {}
+    for library in declared:
+        known = merged.get(library.name, library)
+        distributions = tuple(dict.fromkeys((*known.distributions, *library.distributions)))
+        merged[library.name] = Library(library.name, distributions, max(known.assumed, library.assumed, key=Version))
+    return tuple(merged.values())
 
 
 #: The one library that the core itself declares: tensors are torch's.

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import io
 import logging
 import os
 import sys
@@ -36,6 +37,9 @@ def main(
     context = Context(given_catalog=catalog)
     context.env = os.environ if env is None else env
     context.stdout, context.stderr = stdout or sys.stdout, stderr or sys.stderr
+    for stream in (context.stdout, context.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character still shows the rest
+            stream.reconfigure(errors="backslashreplace")
     try:
         with contextlib.redirect_stdout(context.stdout), contextlib.redirect_stderr(context.stderr), _log_to(context):
             status = _guarded(arguments, context)
@@ -60,10 +64,22 @@ def _guarded(arguments: list[str], context: Context) -> int:
     except PhyAIError as error:
         _report(context, error, str(error))
         return Exit.REFUSED
+    except ModuleNotFoundError as error:
+        _report(context, error, f"{error}; the command needs it: pip install {error.name}")
+        return Exit.REFUSED
+    except OSError as error:
+        if error.filename is None:
+            return _defect(context, error)
+        _report(context, error, f"{error.filename}: {error.strerror}")
+        return Exit.REFUSED
     except Exception as error:
-        hint = "" if context.debug else "; PHYAI_DEBUG=1 shows the traceback, which a report should contain"
-        _report(context, error, f"internal error: {type(error).__name__}: {error}{hint}")
-        return Exit.INTERNAL
+        return _defect(context, error)
+
+
+def _defect(context: Context, error: Exception) -> int:
+    hint = "" if context.debug else "; PHYAI_DEBUG=1 shows the traceback, which a report should contain"
+    _report(context, error, f"internal error: {type(error).__name__}: {error}{hint}")
+    return Exit.INTERNAL
 
 
 def _run(arguments: list[str], context: Context) -> int:

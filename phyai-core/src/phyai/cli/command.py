@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import attrs
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from phyai.catalog import Catalog
     from phyai.environment import Environment
@@ -114,6 +114,16 @@ class Context:
             self.console.print(make_table(columns, rows, title=title))
         else:
             self.stdout.write(plain_table(columns, rows, title=title))
+
+    def show(self, renderable: RenderableType) -> None:
+        """Write something that rich renders; as plain lines where there is no terminal."""
+        if self.console.is_terminal:
+            self.console.print(renderable)
+            return
+        with self.console.capture() as capture:
+            self.console.print(renderable)
+        for line in capture.get().splitlines():
+            self.stdout.write(line.rstrip() + "\n")
 
     def say(self, text: str = "") -> None:
         """Write a line for people; markup is not interpreted."""

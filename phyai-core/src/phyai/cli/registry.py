@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 #: The sub-commands of the core, in the order in which ``phyai --help`` lists them.
 BUILT_IN: tuple[Command, ...] = (
     Command("run", "run a model under a policy", "phyai.cli.run"),
+    Command("explain", "say which kernel a call gets, and why", "phyai.cli.explain"),
     Command("policy", "check or show a policy file", "phyai.cli.policy"),
     Command("backends", "list plug-ins, and what is wrong with those that do not work", "phyai.cli.backends"),
     Command("ops", "list the ops, or describe one", "phyai.cli.ops"),

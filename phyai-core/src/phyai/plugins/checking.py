@@ -49,7 +49,12 @@ class _Known:
     ops: dict[str, Op]
     vocabularies: dict[str, Vocabulary]
     libraries: frozenset[str]
-    modules: dict[str, bool] = attrs.field(factory=dict)
+    _modules: dict[str, bool] = attrs.field(factory=dict)
+
+    def has_module(self, name: str) -> bool:
+        if name not in self._modules:
+            self._modules[name] = module_exists(name)
+        return self._modules[name]
 
 
 def _each_alone(plugins: list[Plugin], core: Sequence[Op]) -> list[Plugin]:
@@ -74,6 +79,7 @@ def _problems(plugin: Plugin, known: _Known) -> Iterator[str]:
     yield from _wrong_types(plugin)
     yield from _repeated(plugin)
     yield from _op_problems(plugin, known)
+    yield from _command_problems(plugin, known)
     for kernel in plugin.kernels:
         for problem in _kernel_problems(kernel, known):
             yield f"kernel {kernel.id}: {problem}"
@@ -116,6 +122,16 @@ def _op_problems(plugin: Plugin, known: _Known) -> Iterator[str]:
             yield str(error)
 
 
+def _command_problems(plugin: Plugin, known: _Known) -> Iterator[str]:
+    from phyai.cli.registry import BUILT_IN
+
+    for command in plugin.commands:
+        if command.name in {built_in.name for built_in in BUILT_IN}:
+            yield f"the command {command.name!r} is phyai-core's own"
+        if not known.has_module(command.module):
+            yield f"command {command.name}: there is no module {command.module}"
+
+
 def _kernel_problems(kernel: Kernel, known: _Known) -> Iterator[str]:
     if kernel.op not in known.ops:
         alias = next((op.name for op in known.ops.values() if kernel.op in op.aliases), None)
@@ -139,7 +155,7 @@ def _kernel_problems(kernel: Kernel, known: _Known) -> Iterator[str]:
         yield "layouts is empty; a kernel of ordinary tensors says ('plain',)"
     yield from _param_problems(kernel)
     if isinstance(kernel.prepare, str):
-        yield from _prepare_problems(kernel.prepare, known.modules)
+        yield from _prepare_problems(kernel.prepare, known)
 
 
 def _condition_problems(kernel: Kernel, vocabulary: Vocabulary, libraries: frozenset[str]) -> Iterator[str]:
@@ -163,14 +179,11 @@ def _param_problems(kernel: Kernel) -> Iterator[str]:
             yield f"param {param.name}: its default {param.default!r} is none of its values {list(param.values)}"
 
 
-def _prepare_problems(prepare: str, modules: dict[str, bool]) -> Iterator[str]:
+def _prepare_problems(prepare: str, known: _Known) -> Iterator[str]:
     module, colon, attribute = prepare.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
         yield f"prepare {prepare!r} must read 'module:function'"
-        return
-    if module not in modules:
-        modules[module] = module_exists(module)
-    if not modules[module]:
+    elif not known.has_module(module):
         yield f"prepare {prepare!r}: there is no module {module}"
 
 

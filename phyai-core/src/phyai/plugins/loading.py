@@ -129,7 +129,7 @@ def _missing_module(plugin: Plugin, offer: Offer, error: ModuleNotFoundError) ->
 def _collect(plugin: Plugin, offer: Offer, module: ModuleType) -> Plugin:
     manager = pluggy.PluginManager("phyai")
     manager.add_hookspecs(Hooks)
-    records: dict[str, tuple[Any, ...]] = {}
+    records: dict[str, Any] = {}  # by attribute of Plugin
     hook = "its hooks"
     try:
         manager.register(module, offer.name)

@@ -1,0 +1,115 @@
+"""Say which kernel a call gets, on this machine or on one that is not here, and why every other candidate lost.
+
+What is left out is filled in from the op's argument specs, and the answer says what was assumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from phyai.cli.command import Context, Exit
+from phyai.errors import CallError
+from phyai.facts import FactKind, FactSpec, Vocabulary
+from phyai.op import Op
+
+EXAMPLES = """
+  phyai explain --op gemm
+  phyai explain --device sm90 --op gemm -s M=50 -s N=4096 -s K=1024 --role expert
+  phyai explain --device rtx4090 --op attention -d bf16 -a causal=true --policy policy.yaml
+  phyai explain --op gemm -f quant.weight=int4 -f quant.group_size=128 --json
+  phyai explain --op gated_mlp --device h200 --html decision.html
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--op", required=True, help="the op (or alias)")
+    parser.add_argument(
+        "--device", default="auto", metavar="NAME", help="auto (default), cpu, cuda:1, or a GPU by name (h200, sm90)"
+    )
+    pairs: Any = {"action": "append", "default": []}
+    parser.add_argument("-s", "--shape", metavar="DIM=N", help="a dimension: -s M=50", **pairs)
+    parser.add_argument("-d", "--dtype", metavar="[TENSOR=]DTYPE", help="a dtype: -d bf16, -d weight=int8", **pairs)
+    parser.add_argument("-a", "--attr", metavar="NAME=VALUE", help="an attribute: -a causal=true", **pairs)
+    parser.add_argument(
+        "-f", "--fact", metavar="NAME=VALUE", help="any fact: -f model.family=pi05; null: absent", **pairs
+    )
+    parser.add_argument("--role", help="part of the model: vision, prefix, expert, …")
+    parser.add_argument("--layer", help="module path of the layer")
+    parser.add_argument("--capture", action="store_true", help="the call runs inside a CUDA graph")
+    parser.add_argument("--policy", metavar="FILE", help="policy file; without one, PHYAI_KERNEL_CONFIG")
+    parser.add_argument("--profile", help="static or autotune")
+    parser.add_argument("--html", metavar="FILE", help="write the decision as a page too")
+
+
+def main(args: argparse.Namespace, context: Context) -> int:
+    from phyai.explain import explain_call, render, to_html
+
+    op = context.catalog.op(args.op)
+    given = _given(args, op, context.catalog.vocabulary_of(op.name))
+    environment = context.environment(args.device)
+    policy = context.policy(args.policy, args.profile)
+    decision = explain_call(op.name, given, context.catalog, policy, environment)
+    if args.html:
+        Path(args.html).write_text(to_html(decision), encoding="utf-8")
+    if context.json:
+        context.emit(decision.to_json())
+    else:
+        context.show(render(decision))
+    return Exit.OK if decision.kernel is not None else Exit.REFUSED
+
+
+def _given(args: argparse.Namespace, op: Op, vocabulary: Vocabulary) -> dict[str, Any]:
+    """What the options say, as facts."""
+    first = op.inputs[0].name
+    pairs = [
+        *((f"shape.{name}", value) for name, value in _split("--shape", args.shape)),
+        *((f"dtype.{name}", value) for name, value in _split("--dtype", args.dtype, alone=first)),
+        *((f"attrs.{name}", value) for name, value in _split("--attr", args.attr)),
+        *_split("--fact", args.fact),
+        *((name, getattr(args, name)) for name in ("role", "layer") if getattr(args, name) is not None),
+        *([("mode.capture", "true")] if args.capture else []),
+    ]
+    return {name: read_value(name, text, vocabulary.find(name)) for name, text in pairs}
+
+
+def _split(option: str, given: Iterable[str], *, alone: str | None = None) -> list[tuple[str, str]]:
+    pairs = []
+    for item in given:
+        name, equals, value = item.partition("=")
+        if not equals and alone is not None:
+            name, value = alone, item
+        elif not equals or not name:
+            raise CallError(f"{option} {item!r} must read name=value")
+        pairs.append((name, value))
+    return pairs
+
+
+def read_value(name: str, text: str, spec: FactSpec | None) -> Any:
+    """A fact's value as people type it, by the fact's kind.
+
+    >>> read_value("shape.M", "50", FactSpec("shape.M", FactKind.NUMBER, "")), read_value("role", "null", None)
+    (50, None)
+
+    Raises:
+        CallError: the text is no value of that kind.
+    """
+    if text in ("null", "none", "None"):
+        return None
+    kind = spec.kind if spec is not None else FactKind.NAME
+    if kind is FactKind.NUMBER:
+        for read in (int, float):
+            try:
+                return read(text)
+            except ValueError:
+                continue
+        raise CallError(f"{name}={text!r} is no number")
+    if kind is FactKind.FLAG:
+        if text.lower() not in ("true", "false"):
+            raise CallError(f"{name}={text!r} is neither true nor false")
+        return text.lower() == "true"
+    if kind is FactKind.SET:
+        return frozenset(filter(None, text.split(",")))
+    return text
