@@ -25,6 +25,7 @@ from phyai.policy._model import (
     kernel_matches,
 )
 from phyai.policy._problems import Problem
+from phyai.policy._write import update_rules
 
 __all__ = [
     "FALLBACKS",
@@ -33,17 +34,18 @@ __all__ = [
     "Aspects",
     "Defaults",
     "Layer",
+    "LoadedPolicy",
     "Location",
     "NumericsDemand",
     "Policy",
+    "Problem",
     "Restriction",
     "Rule",
-    "LoadedPolicy",
-    "Problem",
     "default_policy",
     "is_glob",
     "kernel_matches",
     "load_policy",
     "parse_policy",
     "policy_from_environment",
+    "update_rules",
 ]

@@ -45,8 +45,6 @@ class Checker:
         self._kernels = Kernels(catalog, report, file)
         self._matches = Matches(catalog, report, file)
         self._ids: dict[str, Location] = {}
-        #: The ops that each rule can match (None: any), by the rule's id.
-        self.ops: dict[str, frozenset[str] | None] = {}
 
     def policy(self, root: Node) -> Policy:
         if not root.is_map:
@@ -57,7 +55,10 @@ class Checker:
         self._schema(root, sections.get("schema"))
         quantization = sections.get("quantization")
         return Policy(
-            rules=(*self._rules(sections.get("rules"), self._layer), *self._rules(sections.get("overrides"), Layer.OVERRIDE)),
+            rules=(
+                *self._rules(sections.get("rules"), self._layer),
+                *self._rules(sections.get("overrides"), Layer.OVERRIDE),
+            ),
             defaults=self._defaults(sections.get("defaults")),
             profile=self._choice(sections.get("profile"), "profile", PROFILES),
             quantization=None if quantization is None else self._quantization(quantization),
@@ -95,18 +96,19 @@ class Checker:
         return tuple(dict.fromkeys(names))
 
     def _quantization(self, node: Node) -> Mapping[str, Any] | None:
-        from phyai.quant import QuantPolicyError, plan_from_policy
+        from phyai.quant import QuantPolicyError, QuantProblem, plan_from_policy
 
         section = node.plain()
         try:
             plan_from_policy(section)
         except QuantPolicyError as error:
             for problem in error.problems:
+                assert isinstance(problem, QuantProblem)
                 found = node.find(problem.path)
                 place = (found.line, found.column)
                 if problem.path and (parent := node.find(problem.path[:-1])).is_map:
                     place = parent.keys.get(str(problem.path[-1]), place)
-                self._report.error(Location(self._file, *place), str(problem.message), found.shown(), problem.suggestion)
+                self._report.error(Location(self._file, *place), problem.message, found.shown(), problem.suggestion)
         return section if isinstance(section, dict) else None
 
     def _rules(self, node: Node | None, layer: Layer) -> list[Rule]:
@@ -131,9 +133,10 @@ class Checker:
         match = self._matches.read(given["match"]) if "match" in given else Match(TRUE, None)
         verbs = [verb for verb in does if verb in given]
         if len(verbs) > 1:
-            listed = ", ".join(f"`{verb}`" for verb in verbs)
-            self._error_at(node.keys[verbs[1]], "a rule has one effect", f"{listed}", "make two rules of it")
-        elif not verbs and not typos and (layer is Layer.OVERRIDE or not {"params", "numerics", "fallback"} & set(given)):
+            self._error_at(node.keys[verbs[1]], "a rule has one effect", ", ".join(verbs), "make two rules of it")
+        elif (
+            not verbs and not typos and (layer is Layer.OVERRIDE or not {"params", "numerics", "fallback"} & set(given))
+        ):
             wanted = "`use` or `restrict_to`" if layer is Layer.OVERRIDE else "`prefer`, `restrict_to` or `pin`"
             what = "an override" if layer is Layer.OVERRIDE else "a rule"
             self._error_at((node.line, node.column), f"{what} without effect", id, f"give it {wanted}")
@@ -147,7 +150,6 @@ class Checker:
         numerics = self._numerics(given.get("numerics"))
         if len(self._report.errors) > before or match is None:
             return None
-        self.ops[id] = match.ops
         where = self._at(node)
         return Rule(id, match.predicate, priority, restriction, prefer, params, numerics, fallback, layer, where)
 

@@ -14,7 +14,7 @@ from phyai.errors import PolicyError
 from phyai.policy._check import Checker
 from phyai.policy._conflicts import find_conflicts
 from phyai.policy._model import PROFILES, Layer, Location, Policy
-from phyai.policy._problems import Problem, Report, TooManyProblems, one_of
+from phyai.policy._problems import Problem, Report, TooManyProblems, by_place, one_of
 from phyai.policy._yaml import MAX_BYTES, YamlProblem, read_yaml
 
 #: The variable that names the policy file, and the one that names the profile.
@@ -30,7 +30,9 @@ class LoadedPolicy:
     warnings: tuple[Problem, ...] = ()
 
 
-def load_policy(path: str | os.PathLike[str], *, catalog: Catalog | None = None, base: Policy | None = None) -> LoadedPolicy:
+def load_policy(
+    path: str | os.PathLike[str], *, catalog: Catalog | None = None, base: Policy | None = None
+) -> LoadedPolicy:
     """Read a policy file.
 
     Args:
@@ -41,17 +43,27 @@ def load_policy(path: str | os.PathLike[str], *, catalog: Catalog | None = None,
     Raises:
         PolicyError: with every problem of the file, each with line and column.
     """
+    return parse_policy(read_file(path), file=os.fspath(path), catalog=catalog, base=base)
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a policy file.
+
+    Raises:
+        PolicyError: it cannot be read, or is too large to be one.
+    """
     name = os.fspath(path)
     try:
         with Path(name).open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
             size = max(len(data), os.fstat(stream.fileno()).st_size)
     except OSError as error:
-        raise _refusal(Problem(Location(name, 1, 1), f"the policy file cannot be read: {error.strerror or error}")) from None
+        what = f"the policy file cannot be read: {error.strerror or error}"
+        raise _refusal(Problem(Location(name, 1, 1), what)) from None
     if size > MAX_BYTES:
         what = f"the file has {size:,} bytes; a policy file may have {MAX_BYTES:,}"
         raise _refusal(Problem(Location(name, 1, 1), what))
-    return parse_policy(data, file=name, catalog=catalog, base=base)
+    return data
 
 
 def parse_policy(
@@ -72,13 +84,14 @@ def parse_policy(
     try:
         checker = Checker(catalog, report, file, layer)
         policy = checker.policy(read_yaml(text, file))
-        find_conflicts(policy.rules, checker.ops, catalog, report)
+        find_conflicts(policy.rules, catalog, report)
     except YamlProblem as error:
         report.errors.append(error.problem)
     except TooManyProblems:
         pass
     report.raise_errors()
-    return LoadedPolicy(policy.over(default_policy() if base is None else base), tuple(report.warnings))
+    below = default_policy() if base is None else base
+    return LoadedPolicy(policy.over(below), tuple(sorted(report.warnings, key=by_place)))
 
 
 def default_policy() -> Policy:
@@ -86,9 +99,7 @@ def default_policy() -> Policy:
     from phyai.catalog import Catalog
 
     text = resources.files("phyai.policy").joinpath("default.yaml").read_bytes()
-    return parse_policy(
-        text, file="default.yaml", catalog=Catalog.build(), base=Policy(), layer=Layer.SHIPPED
-    ).policy
+    return parse_policy(text, file="default.yaml", catalog=Catalog.build(), base=Policy(), layer=Layer.SHIPPED).policy
 
 
 def policy_from_environment(

@@ -56,7 +56,8 @@ class Matches:
         except PredicateErrors as errors:
             for problem in errors.problems:
                 at, got = reading.place(problem.path, at_key=problem.at_key)
-                self.report.error(at, problem.message, got, problem.suggestion)
+                message, _, forms = problem.message.partition("; ")  # what may be written instead
+                self.report.error(at, message, got, problem.suggestion or forms or None)
         if len(self.report.errors) > before:
             return None
         if predicate == FALSE:
@@ -153,7 +154,7 @@ class _Reading:
     ) -> None:
         value = node.plain()
         if name == "op":
-            conditions = {name: "gated_activation" if scope == {"gated_activation"} else value}
+            conditions = {name: "gated_activation" if scope == frozenset({"gated_activation"}) else value}
         elif name in (*_LISTS, "when"):
             conditions = {name: value}  # match() says what is wrong with it
         else:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -125,7 +125,7 @@ class Rule:
     numerics: NumericsDemand | None = None
     fallback: tuple[str, ...] = ()
     layer: Layer = Layer.USER
-    location: Location | None = None
+    location: Location | None = attrs.field(default=None, eq=False)
 
     @property
     def strength(self) -> tuple[int, int]:
@@ -243,6 +243,12 @@ class Policy:
         """A copy with another profile; every other part stays."""
         return attrs.evolve(self, profile=profile)
 
+    def to_yaml(self, layers: Collection[Layer] = (Layer.TUNING, Layer.USER, Layer.OVERRIDE)) -> str:
+        """The text of a policy file that says the same; ``layers`` says whose rules it has."""
+        from phyai.policy._write import policy_yaml
+
+        return policy_yaml(self, layers)
+
     @cached_property
     def _index(self) -> RuleIndex[Rule]:
         return RuleIndex((rule, rule.match) for rule in sorted(self.rules, key=lambda r: r.strength, reverse=True))
@@ -253,7 +259,7 @@ class Policy:
 
     def candidates(self, facts: Mapping[str, FactValue]) -> tuple[Rule, ...]:
         """Every rule that may match once facts which are not known yet are: a superset of :meth:`matching`."""
-        return tuple(self._index.candidates(facts, partial=True))
+        return tuple(self._index.possible(facts))
 
     def aspects(self, facts: Mapping[str, FactValue]) -> Aspects:
         """What the matching rules say of a call, each aspect settled on its own."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import attrs
 
 from phyai.errors import PolicyError
+from phyai.facts import Facts
 from phyai.policy._model import Location
 
 #: A report stops here: nobody reads more, and a file could be made to yield millions.
@@ -26,6 +27,8 @@ class Problem:
     message: str
     got: str | None = None
     suggestion: str | None = None
+    #: For two rules that conflict: a call that both match.
+    witness: Facts | None = attrs.field(default=None, repr=False)
 
     def __str__(self) -> str:
         details = "; ".join(part for part in (self.got and f"got `{self.got}`", self.suggestion) if part)
@@ -43,8 +46,16 @@ class Report:
     errors: list[Problem] = attrs.field(factory=list)
     warnings: list[Problem] = attrs.field(factory=list)
 
-    def error(self, location: Location, message: str, got: str | None = None, suggestion: str | None = None) -> None:
-        self.errors.append(Problem(location, message, got, suggestion))
+    def error(
+        self,
+        location: Location,
+        message: str,
+        got: str | None = None,
+        suggestion: str | None = None,
+        *,
+        witness: Facts | None = None,
+    ) -> None:
+        self.errors.append(Problem(location, message, got, suggestion, witness))
         if len(self.errors) >= MAX_PROBLEMS:
             raise TooManyProblems
 
@@ -55,11 +66,15 @@ class Report:
         """Raise one PolicyError that holds every error, in the order of the file; nothing when there is none."""
         if not self.errors:
             return
-        problems = tuple(sorted(self.errors, key=lambda p: (p.location.line, p.location.column)))
+        problems = tuple(sorted(self.errors, key=by_place))
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         more = " (stopped there)" if len(problems) >= MAX_PROBLEMS else ""
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise PolicyError(f"{problems[0].location.file}: {count}{more}\n{lines}", problems)
+
+
+def by_place(problem: Problem) -> tuple[int, int]:
+    return problem.location.line, problem.location.column
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:

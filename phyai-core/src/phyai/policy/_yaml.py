@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
-from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import (
     AliasEvent,
-    Event,
     MappingEndEvent,
     MappingStartEvent,
     ScalarEvent,
@@ -97,32 +97,33 @@ class Node:
         """The node at ``path``, or the nearest one above it that is written."""
         node = self
         for step in path:
-            if isinstance(node.value, dict) and step in node.value:
-                node = node.value[step]
-            elif isinstance(node.value, tuple) and isinstance(step, int) and step < len(node.value):
-                node = node.value[step]
-            else:
+            in_map = node.is_map and step in node.value
+            if not in_map and not (node.is_list and isinstance(step, int) and step < len(node.value)):
                 break
+            node = node.value[step]
         return node
 
 
-def read_yaml(text: str | bytes, file: str) -> Node:
-    """The one document in ``text``.
+def read_yaml(data: str | bytes, file: str) -> Node:
+    """The one document in ``data``.
 
     Raises:
         YamlProblem: it is no YAML, or more than a policy may use of it.
     """
-    if len(text) > MAX_BYTES:
-        raise _problem(file, 1, 1, f"the file has {len(text):,} bytes; a policy file may have {MAX_BYTES:,}")
-    if isinstance(text, bytes):
-        try:
-            text = text.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            good = text[: error.start].decode("utf-8", "replace")
-            line, column = _position(good, len(good))
-            got = f"byte 0x{text[error.start]:02x}"
-            raise _problem(file, line, column, "the file is not UTF-8", got, "save it as UTF-8") from None
+    if len(data) > MAX_BYTES:
+        raise _problem(file, 1, 1, f"the file has {len(data):,} bytes; a policy file may have {MAX_BYTES:,}")
+    text = _decoded(data, file) if isinstance(data, bytes) else data
     return _Composer(text.removeprefix("\ufeff"), file).document()
+
+
+def _decoded(data: bytes, file: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        good = data[: error.start].decode("utf-8", "replace")
+        line, column = _position(good, len(good))
+        got = f"byte 0x{data[error.start]:02x}"
+        raise _problem(file, line, column, "the file is not UTF-8", got, "save it as UTF-8") from None
 
 
 def _position(text: str, index: int) -> tuple[int, int]:
@@ -147,7 +148,7 @@ class _Composer:
         self._size = 0
         self._events = self._parse()
 
-    def _parse(self) -> Iterator[Event]:
+    def _parse(self) -> Iterator[Any]:
         try:
             yield from YAML(typ="safe", pure=True).parse(self._text)
         except YAMLError as error:
@@ -161,7 +162,7 @@ class _Composer:
         if mark is not None:
             context = f"{error.context}: " if getattr(error, "context", None) else ""
             message = f"not valid YAML: {context}{getattr(error, 'problem', None) or 'cannot go on here'}"
-            lines = self._text.splitlines()
+            lines = self._text.split("\n")
             got = lines[mark.line].strip()[:60] if mark.line < len(lines) else None
             return self.problem((mark.line + 1, mark.column + 1), " ".join(message.split()), got or None)
         index = getattr(error, "position", None)
@@ -185,11 +186,11 @@ class _Composer:
                 root = self._node(event, 1)
         return root or Node(None, 1, 1)
 
-    def _here(self, event: Event) -> tuple[int, int]:
+    def _here(self, event: Any) -> tuple[int, int]:
         self._at = (event.start_mark.line + 1, event.start_mark.column + 1)
         return self._at
 
-    def _node(self, event: Event, depth: int) -> Node:
+    def _node(self, event: Any, depth: int) -> Node:
         at = self._here(event)
         if isinstance(event, AliasEvent):
             return self._alias(event, at, depth)
@@ -215,7 +216,7 @@ class _Composer:
         if self._size > MAX_NODES:
             raise self.problem(at, f"the file holds more than {MAX_NODES:,} values, aliases expanded")
 
-    def _alias(self, event: AliasEvent, at: tuple[int, int], depth: int) -> Node:
+    def _alias(self, event: Any, at: tuple[int, int], depth: int) -> Node:
         name = event.anchor
         if name not in self._anchors:
             raise self.problem(at, "an alias without an anchor", f"*{name}", f"put `&{name}` on an earlier value")
@@ -227,7 +228,7 @@ class _Composer:
             raise self.problem(at, f"nested more than {MAX_DEPTH} deep, aliases expanded", f"*{name}")
         return node
 
-    def _scalar(self, event: ScalarEvent, at: tuple[int, int]) -> Node:
+    def _scalar(self, event: Any, at: tuple[int, int]) -> Node:
         text = event.value
         if len(text) > MAX_SCALAR:
             raise self.problem(at, f"a value of {len(text):,} characters; at most {MAX_SCALAR:,} are read")
