@@ -4,7 +4,8 @@ A :class:`Dispatcher` makes call sites for the layers of one engine; a :class:`S
 of a kind, remembers, and can be frozen. See :mod:`phyai.dispatch.site` for what a call costs.
 """
 
-from phyai.dispatch.dispatcher import Dispatcher, PolicyChange
+from phyai.dispatch.dispatcher import Dispatcher
+from phyai.dispatch.replacement import PolicyChange
 from phyai.dispatch.report import Report
 from phyai.dispatch.resources import EngineResources
 from phyai.dispatch.site import Site

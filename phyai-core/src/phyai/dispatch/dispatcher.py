@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import attrs
-
 from phyai.catalog import Catalog
-from phyai.composite import part_facts
 from phyai.decision import Decision, RuleRef
 from phyai.dispatch.binding import signature as describe
 from phyai.dispatch.binding import static_facts
 from phyai.dispatch.capture import capturing
 from phyai.dispatch.guard import PrepareFacts
-from phyai.dispatch.memo import Entry, Memo, Node
+from phyai.dispatch.lent import Lent
+from phyai.dispatch.memo import Entry, Memo, Node, node_of
+from phyai.dispatch.replacement import PolicyChange, replace
 from phyai.dispatch.report import Report, SiteReport
 from phyai.dispatch.resources import EngineResources
 from phyai.dispatch.site import Site
@@ -27,15 +26,6 @@ from phyai.policy import Layer, Policy
 from phyai.resolver import resolve
 
 _log = logging.getLogger("phyai.dispatch")
-
-
-@attrs.frozen
-class PolicyChange:
-    """What replacing the policy did. ``thawed`` sites decide again: freeze once they have run. Graphs that
-    contain a site in ``recapture`` must be captured anew."""
-
-    thawed: tuple[str, ...]
-    recapture: tuple[str, ...]
 
 
 class Dispatcher:
@@ -63,14 +53,14 @@ class Dispatcher:
         self.epoch = 0
         self._common = {**environment.facts(), **(facts or {})}
         self._is_capturing = is_capturing
-        self._sites: list[Site] = []
+        self._roots: list[Site] = []
         self._lock = threading.RLock()
         self._said: set[str] = set()
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """Every site, those inside composite ops included, in the order in which they were made."""
-        return tuple(self._sites)
+        """Every site, in the order in which they were bound; those of a composite op's parts after it."""
+        return tuple(site for root in self._roots for site in root.walk())
 
     def bind(
         self,
@@ -99,7 +89,7 @@ class Dispatcher:
             DeclarationError: an unknown op.
         """
         signature = self.catalog.op(op)
-        name = f"{layer}:{signature.name}" if layer else f"{role or 'site'}:{signature.name}#{len(self._sites)}"
+        name = f"{layer}:{signature.name}" if layer else f"{role or 'site'}:{signature.name}#{len(self._roots)}"
         own = dict(weights or {})
         extra = {**self._common, "role": role, "layer": layer, "phase": phase, "mode.capture": capture, **(facts or {})}
         try:
@@ -114,67 +104,53 @@ class Dispatcher:
             )
         except CallError as error:
             raise CallError(f"binding site {name}: {error}\n  signature: {describe(signature)}") from None
-        return self._add(Site(self, signature, name, static, own))
-
-    def _add(self, site: Site) -> Site:
+        site = Site(self, signature, name, static, own, self.policy)
         with self._lock:
-            self._sites.append(site)
+            self._roots.append(site)
         return site
-
-    def bind_part(self, parent: Site, part: str, op: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Site:
-        """The call site of one part of a composite op, inside the composite's own site ``parent``."""
-        record = next(p for p in parent.op.parts if p.name == part)
-        signature = self.catalog.op(op)
-        static = part_facts(parent.op, record, signature, facts)
-        return self._add(Site(self, signature, f"{parent.name}/{part}:{signature.name}", static, dict(weights), parent))
 
     # Deciding
 
     def decide(self, site: Site, facts: Facts) -> Entry:
         """The entry for a call of ``site`` with ``facts``, decided and prepared if it is new. Thread-safe."""
         with self._lock:
-            return self._decide(site, site._memo, facts, self.policy)
+            return self.decide_in(site, site.memo, facts, self.policy)
 
-    def _decide(self, site: Site, memo: Memo, facts: Facts, policy: Policy) -> Entry:
+    def decide_in(self, site: Site, memo: Memo, facts: Facts, policy: Policy) -> Entry:
+        """The same in any memo of the site, under any policy."""
         cell = memo.cells(facts)
         node = memo.nodes.get(cell)
         if node is None:
             node = memo.nodes[cell] = self._node(site, facts, policy, {})
-        failed: dict[str, str] = {}
         while True:
-            child = node.children.get(node.values(facts))
+            values = node.values(facts)
+            child = node.children.get(values)
             if isinstance(child, Entry):
                 return child
-            if isinstance(child, Node):
-                node = child
-                continue
-            kernel = node.decision.kernel
-            assert kernel is not None
-            try:
-                prepared = kernel.load()(
-                    PrepareFacts(facts, kernel, site.open),
-                    site._weights,
-                    node.decision.params,
-                    _Lent(self, site),
-                )
-            except PhyAIError:
-                raise  # a mistake in a declaration or a call, not a kernel that cannot run here
-            except Exception as error:
-                failed = {**failed, kernel.id: f"{type(error).__name__}: {error}"}
-                self._say_once(f"{kernel.id}: prepare failed: {failed[kernel.id]}")
-                node.children[node.values(facts)] = self._node(site, facts, policy, failed)
-                continue
-            entry = node.children[node.values(facts)] = Entry(node.decision, prepared)
-            return entry
+            if child is None:
+                try:
+                    child = node.children[values] = self._prepare(site, node, facts, policy)
+                except PhyAIError:
+                    raise  # a mistake in a declaration or a call, not a kernel that cannot run here
+                except Exception as error:
+                    failed = {**node.failed, node.kernel.id: f"{type(error).__name__}: {error}"}
+                    child = node.children[values] = self._node(site, facts, policy, failed)
+            if isinstance(child, Entry):
+                return child
+            node = child
+
+    def _prepare(self, site: Site, node: Node, facts: Facts, policy: Policy) -> Entry:
+        lent = Lent(self, site, policy)
+        guarded = PrepareFacts(facts, node.kernel, site.open)
+        prepared = node.kernel.load()(guarded, site.weights, node.decision.params, lent)
+        return Entry(node.decision, node.kernel, prepared, tuple(lent.made), node.failed)
 
     def _node(self, site: Site, facts: Facts, policy: Policy, failed: Mapping[str, str]) -> Node:
         decision = resolve(facts, self.catalog, policy, self.environment, failed=failed)
-        kernel = decision.kernel
-        assert kernel is not None
         for warning in decision.warnings:
             self._say_once(warning)
         self.catalog.observers.decision_made(decision)
-        return Node(decision, tuple(name for name in kernel.specializes_on if name in site.open))
+        return node_of(site, decision, failed)
 
     def _say_once(self, warning: str) -> None:
         if warning not in self._said:
@@ -196,9 +172,18 @@ class Dispatcher:
     # Tune, freeze, capture
 
     def freeze(self) -> None:
-        """Decide static sites that are not decided yet, then decide nothing any more."""
+        """Decide static sites that are not decided yet, then decide nothing any more.
+
+        Raises:
+            NoKernelError: a static site that no call decided can have no kernel; nothing is frozen then.
+        """
         with self._lock:
-            for site in self._sites:  # grows while it runs: preparing a composite makes sites
+            waiting = list(self._roots)
+            while waiting:  # settling a composite makes the sites of its parts
+                site = waiting.pop()
+                site.settle()
+                waiting += site.inner
+            for site in self.sites:
                 site.freeze()
             self.resources.freeze()
             self.frozen = True
@@ -206,7 +191,7 @@ class Dispatcher:
     def thaw(self) -> None:
         """Let every site decide new calls again. What was decided stays."""
         with self._lock:
-            for site in self._sites:
+            for site in self.sites:
                 site.thaw()
             self.resources.thaw()
             self.frozen = False
@@ -230,32 +215,31 @@ class Dispatcher:
         if self.frozen:
             raise FrozenSiteError(f"{what} comes before freeze(): thaw() the dispatcher first")
 
+    def replace_policy(self, policy: Policy) -> PolicyChange:
+        """Put another policy in force. Everything decided so far is decided under it first; then only what
+        differs is thawed. See :mod:`phyai.dispatch.replacement`.
+
+        Raises:
+            NeedsReload: the new policy needs weights in another form. The old policy stays in force.
+            NoKernelError: it leaves a call without a kernel. The old policy stays in force.
+        """
+        with self._lock:
+            change = replace(self, policy)
+            self.policy = policy
+            self.epoch += 1
+            if change.thawed:
+                self.frozen = False
+                self.resources.thaw()
+            return change
+
     # Reporting
 
     def report(self) -> Report:
         """Every site with its decisions, and the user's rules that none of them matched."""
-        sites = tuple(SiteReport(s.name, s.op.name, s.dynamic, s.frozen, s.decisions) for s in self._sites)
+        sites = tuple(SiteReport(s.name, s.op.name, s.dynamic, s.frozen, s.decisions) for s in self.sites)
         matched = {ref for site in sites for decision in site.decisions for ref in _matched(decision)}
         rules = (rule.ref for rule in self.policy.rules if rule.layer >= Layer.USER)
         return Report(sites, tuple(ref for ref in rules if ref not in matched))
-
-
-@attrs.frozen
-class _Lent:
-    """The engine's resources as one ``prepare`` sees them: sites that it makes belong to its own site."""
-
-    _dispatcher: Dispatcher
-    _site: Site
-
-    def workspace(self, key: str, nbytes: int) -> Any:
-        return self._dispatcher.resources.workspace(key, nbytes)
-
-    def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        return self._dispatcher.resources.shared(key, make)
-
-    def site(self, part: str, op: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Site:
-        """A site for the part of that name, with the facts that follow from the composite's."""
-        return self._dispatcher.bind_part(self._site, part, op, facts, weights)
 
 
 def _matched(decision: Decision) -> set[RuleRef]:

@@ -8,7 +8,7 @@ winner prepares differently for some dynamic facts (``specializes_on``), their v
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -16,11 +16,14 @@ from phyai.catalog import Catalog
 from phyai.composite import part_facts
 from phyai.decision import Decision
 from phyai.facts import Facts, FactValue
-from phyai.kernel import Prepared
-from phyai.op import Op, Part
+from phyai.kernel import Kernel, Prepared
+from phyai.op import Op, Part, dim_names
 from phyai.policy import Policy
 from phyai.predicates import Literal, MemoKey
 from phyai.resolver import reads
+
+if TYPE_CHECKING:
+    from phyai.dispatch.site import Site
 
 
 def open_facts(op: Op, static: Mapping[str, FactValue]) -> frozenset[str]:
@@ -33,8 +36,6 @@ def open_facts(op: Op, static: Mapping[str, FactValue]) -> frozenset[str]:
 def input_dims(op: Op) -> frozenset[str]:
     """Names of the dimensions that the inputs of a call show. Metadata goes to ``plan`` only: what it alone shows
     is not a fact of the call."""
-    from phyai.op import dim_names
-
     return frozenset(name for tensor in op.inputs for name in dim_names(tensor))
 
 
@@ -75,11 +76,16 @@ class Cells:
         """Whether any open fact matters."""
         return bool(self.literals or self.parts)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Cells) and self._identity() == other._identity()
+    def reads(self, still_open: frozenset[str]) -> frozenset[str]:
+        """The open facts that matter. Which of them a part's dimensions follow from is the part's affair: all may."""
+        return still_open if self.parts else frozenset(literal.fact for literal in self.literals)
 
-    def _identity(self) -> tuple[Any, ...]:
-        return self._op.name, self.literals, tuple((part.name, cells._identity()) for part, _, cells in self.parts)
+    def coarser_than(self, other: Cells) -> bool:
+        """Whether calls that ``other`` puts in one cell are in one cell here too."""
+        theirs = {part.name: cells for part, _, cells in other.parts}
+        return self.literals <= other.literals and all(
+            part.name in theirs and cells.coarser_than(theirs[part.name]) for part, _, cells in self.parts
+        )
 
     def __call__(self, facts: Facts) -> tuple[Any, ...]:
         return (*self._key(facts), *(cells(part_facts(self._op, part, op, facts)) for part, op, cells in self.parts))
@@ -87,10 +93,17 @@ class Cells:
 
 @attrs.define(eq=False)
 class Entry:
-    """A decision and the kernel made ready for it. ``warm`` once it has run."""
+    """A decision and the kernel made ready for it.
+
+    ``sites`` are the call sites of a composite op's parts, ``failed`` the kernels whose ``prepare`` failed before
+    this one's succeeded. ``warm`` once it has run.
+    """
 
     decision: Decision
+    kernel: Kernel
     prepared: Prepared
+    sites: tuple[Site, ...] = ()
+    failed: Mapping[str, str] = attrs.field(factory=dict)
     warm: bool = False
 
 
@@ -100,7 +113,9 @@ class Node:
     ``specializes_on`` leads, for those values, to what was decided without it."""
 
     decision: Decision
+    kernel: Kernel
     names: tuple[str, ...]
+    failed: Mapping[str, str] = attrs.field(factory=dict)
     children: dict[tuple[FactValue | None, ...], Entry | Node] = attrs.field(factory=dict)
 
     def find(self, facts: Facts) -> Entry | None:
@@ -118,12 +133,23 @@ class Node:
         return found
 
 
+def node_of(site: Site, decision: Decision, failed: Mapping[str, str]) -> Node:
+    """What a site remembers of a decision that was made without the kernels in ``failed``."""
+    kernel = decision.kernel
+    assert kernel is not None  # resolve() raises instead
+    return Node(decision, kernel, tuple(name for name in kernel.specializes_on if name in site.open), failed)
+
+
 @attrs.define(eq=False)
 class Memo:
     """All that one site remembers under one policy."""
 
     cells: Cells
     nodes: dict[tuple[Any, ...], Node] = attrs.field(factory=dict)
+
+    def reads(self, still_open: frozenset[str]) -> frozenset[str]:
+        """The open facts on which a call's entry depends."""
+        return self.cells.reads(still_open) | {name for node in self.nodes.values() for name in node.names}
 
     def find(self, facts: Facts) -> Entry | None:
         node = self.nodes.get(self.cells(facts))

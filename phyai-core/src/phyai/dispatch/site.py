@@ -8,27 +8,33 @@ matters *is* the prepared kernel, and any other keeps one look-up by shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from phyai.decision import Decision
-from phyai.dispatch.memo import Cells, Entry, Memo, open_facts
+from phyai.dispatch.memo import Cells, Entry, Memo, input_dims, open_facts
 from phyai.dispatch.reader import MAX_SHORTCUTS, Reader, guard, shortcut_key, tensors_with
 from phyai.errors import CallError, FrozenSiteError
 from phyai.facts import Facts
 from phyai.kernel import Capture
 from phyai.op import Op, bind_dims
+from phyai.policy import Policy
 
 if TYPE_CHECKING:
     from phyai.dispatch.dispatcher import Dispatcher
 
+_WARMUP = "its kernel wants one eager call first"
+
 
 class Site:
-    """One call site. Made by :meth:`phyai.dispatch.Dispatcher.bind`."""
+    """One call site. Made by :meth:`phyai.dispatch.Dispatcher.bind`.
+
+    ``static`` are the facts known since it was bound, ``open`` the names of those that calls add.
+    """
 
     __slots__ = (
-        "_dispatcher", "_keyed", "_memo", "_reader", "_shortcuts", "_weights",
-        "frozen", "name", "op", "open", "parent", "run", "static",
+        "_dispatcher", "_reader", "_shortcuts", "frozen", "memo", "name", "op", "open", "open_dims", "run", "static",
+        "weights",
     )  # fmt: skip
 
     run: Callable[..., Any]
@@ -40,21 +46,17 @@ class Site:
         name: str,
         static: Facts,
         weights: Mapping[str, Any],
-        parent: Site | None = None,
+        policy: Policy,
     ) -> None:
         self._dispatcher = dispatcher
         self.op = op
         self.name = name
-        #: Facts known since the site was bound, and the names of those that calls add.
         self.static = static
         self.open = open_facts(op, static)
-        self.parent = parent
-        self.frozen = False
-        self._weights = weights
+        self.open_dims = self.open & {f"shape.{dim}" for dim in input_dims(op)}
+        self.weights = weights
+        self.memo = Memo(Cells(op, static, dispatcher.catalog, policy))
         self._reader = Reader(op, name, static)
-        self._shortcuts: dict[Any, Callable[..., Any]] = {}
-        self._keyed = self._reader.present
-        self._memo = Memo(Cells(op, static, dispatcher.catalog, dispatcher.policy))
         self.thaw()
 
     def __repr__(self) -> str:
@@ -66,7 +68,7 @@ class Site:
         """The decision for a call with these dimensions, remembered like that of a call; nothing is run.
 
         Raises:
-            CallError: an unknown dimension, or one that was fixed when the site was bound.
+            CallError: an unknown dimension, one that was fixed when the site was bound, or one missing that matters.
             NoKernelError: no kernel may run such a call.
         """
         return self._entry(self._facts_of(dims)).decision
@@ -74,25 +76,27 @@ class Site:
     def plan(self, metadata: Mapping[str, Any], **dims: int) -> Any:
         """What the kernel's ``plan`` returns for ``metadata``: give it to ``run`` as ``state``.
 
-        ``dims`` are dimensions of the call to come that matter to the decision (``T=50``). Sites whose
-        :meth:`plan_key` is equal can share a state. None when the kernel plans nothing.
+        ``dims`` are dimensions of the call to come that matter to the decision (``T=50``); those that only metadata
+        show never do. Sites of one engine with equal :meth:`plan_key` can share a state. None when the kernel plans
+        nothing.
 
         Raises:
             CallError: metadata that the signature does not have, misshapen ones, or a dimension missing.
         """
-        expected = {t.name for t in self.op.metadata}
-        if set(metadata) != expected:
-            raise CallError(
-                f"{self.name}: plan takes {', '.join(sorted(expected))}; given: {', '.join(sorted(metadata))}"
-            )
-        bind_dims(self.op.metadata, {name: tuple(value.shape) for name, value in metadata.items()})
-        plan = self._planned(dims).prepared.plan
+        expected = [t.name for t in self.op.metadata]
+        if set(metadata) != set(expected):
+            raise CallError(f"{self.name}: plan takes {', '.join(expected)}; given: {', '.join(sorted(metadata))}")
+        for dim, size in bind_dims(self.op.metadata, {n: tuple(t.shape) for n, t in metadata.items()}).items():
+            bound = self.static.get(f"shape.{dim}", size)
+            if bound != size:
+                raise CallError(f"{self.name}: metadata have {dim}={size}, but the site was bound to {dim}={bound}")
+        plan = self._entry(self._facts_of(dims)).prepared.plan
         return plan(metadata) if plan is not None else None
 
     def plan_key(self, **dims: int) -> object:
         """Sites of one engine with equal keys can share the state that ``plan`` returns."""
-        entry = self._planned(dims)
-        return (entry.decision.kernel.id if entry.decision.kernel else None, entry.prepared.plan_key)
+        entry = self._entry(self._facts_of(dims))
+        return entry.kernel.id, entry.prepared.plan_key
 
     def refresh(self, weights: Mapping[str, Any]) -> None:
         """Take new weights of the same shapes in place, so that captured graphs stay valid.
@@ -100,63 +104,73 @@ class Site:
         Raises:
             CallError: other names or shapes than the site was bound with, or a kernel that cannot refresh.
         """
-        for name, old in self._weights.items():
-            new = weights.get(name)
-            shapes = tuple(getattr(old, "shape", ())), tuple(getattr(new, "shape", ()))
-            if new is None or shapes[0] != shapes[1]:
-                raise CallError(
-                    f"{self.name}: refresh needs {name} of shape {shapes[0]}, given {new is not None and shapes[1]}"
-                )
-        entries = self._memo.entries()
-        stuck = next((e.decision.kernel.id for e in entries if e.prepared.refresh is None and e.decision.kernel), None)
-        if stuck is not None:
-            raise CallError(f"{self.name}: {stuck} cannot take new weights in place; bind the site again")
+        if set(weights) != set(self.weights):
+            raise CallError(f"{self.name}: refresh takes {', '.join(self.weights)}; given: {', '.join(weights)}")
+        for name, old in self.weights.items():
+            want, got = (tuple(getattr(w, "shape", ())) for w in (old, weights[name]))
+            if want != got:
+                raise CallError(f"{self.name}: refresh needs {name} of shape {want}, given {got}")
+        entries = self.memo.entries()
+        for entry in entries:
+            if entry.prepared.refresh is None:
+                raise CallError(f"{self.name}: {entry.kernel.id} cannot take new weights in place; bind the site again")
         for entry in entries:
             if entry.prepared.refresh is not None:
                 entry.prepared.refresh(weights)
-        self._weights = dict(weights)
+        self.weights = dict(weights)
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """Every decision made so far."""
-        return tuple(entry.decision for entry in self._memo.entries())
+        return tuple(entry.decision for entry in self.memo.entries())
 
     @property
     def dynamic(self) -> bool:
         """Whether calls of this site can be told apart: a predicate, or a chosen kernel, reads an open fact."""
-        return bool(self._memo.cells) or any(node.names for node in self._memo.nodes.values())
+        return bool(self.memo.reads(self.open))
+
+    @property
+    def inner(self) -> tuple[Site, ...]:
+        """The sites of a composite op's parts, where it was decided to run as a chain of them."""
+        return tuple(site for entry in self.memo.entries() for site in entry.sites)
+
+    def walk(self) -> Iterator[Site]:
+        """This site, then those inside it."""
+        yield self
+        for site in self.inner:
+            yield from site.walk()
 
     # Freezing
 
     def thaw(self) -> None:
         """Decide new calls again."""
         self.frozen = False
-        self._keyed = self._reader.present
-        self._install(dtypes=True)
+        self._shortcuts = _Shortcuts(self, self._reader.present, dtypes=True)
+        self.run = self._shortcuts.run
+
+    def settle(self) -> None:
+        """Decide a static site that no call has decided."""
+        if not self.dynamic and not self.frozen:
+            self._entry(self.static)
 
     def freeze(self) -> None:
-        """Decide nothing any more. A static site that is still undecided is decided now."""
+        """Decide nothing any more. A static site must have been settled."""
+        self.frozen = True
         if not self.dynamic:
             entry = self._entry(self.static)
-            if not self.dynamic:  # the winner may specialize on something
-                self.frozen = True
-                self.run = entry.prepared.run if self._ready(entry) else self._first_run(entry)
-                return
-        self.frozen = True
-        dims = {name[6:] for name in self.open if name.startswith("shape.")}
-        self._keyed = tensors_with(self._reader.present, dims) or self._reader.present
-        self._install(dtypes=False)
-
-    @staticmethod
-    def _ready(entry: Entry) -> bool:
-        kernel = entry.decision.kernel
-        return entry.warm or kernel is None or kernel.capture is not Capture.AFTER_WARMUP
+            self.run = entry.prepared.run if _ready(entry) else self._first_run(entry)
+            return
+        reads = self.memo.reads(self.open)
+        dims = self.open_dims if reads - self.open_dims else reads  # what is derived may follow from any dimension
+        keyed = tensors_with(self._reader.present, {name[6:] for name in dims})
+        self._shortcuts = _Shortcuts(self, keyed, dtypes=False)
+        self.run = self._shortcuts.run
 
     def _first_run(self, entry: Entry) -> Callable[..., Any]:
         """Run once eagerly, as the kernel asks before it can be captured, then become its ``run``."""
 
         def run(*inputs: Any, out: Any = None, state: Any = None) -> Any:
-            self._dispatcher.refuse_capture(self, "its kernel wants one eager call first")
+            self._dispatcher.refuse_capture(self, _WARMUP)
             result = entry.prepared.run(*inputs, out=out, state=state)
             entry.warm = True
             self.run = entry.prepared.run
@@ -166,25 +180,17 @@ class Site:
 
     # The slow path
 
-    def _install(self, *, dtypes: bool) -> None:
-        self._shortcuts = {}
-        self.run = guard(self.op, self._reader.present, self._shortcuts, self._slow, keyed=self._keyed, dtypes=dtypes)
-
-    def _slow(self, inputs: tuple[Any, ...], out: Any, state: Any) -> Any:
-        """A call whose shapes were not met before: check it, find or make its entry, and run that."""
+    def prepared_run(self, inputs: tuple[Any, ...], out: Any, state: Any) -> tuple[Any, Callable[..., Any]]:
+        """A call that was not met before: check it, find or make its entry, run that; the result and the ``run``."""
         entry = self._entry(self._reader.facts(inputs))
-        if not self._ready(entry):
-            self._dispatcher.refuse_capture(self, "its kernel wants one eager call first")
+        if not _ready(entry):
+            self._dispatcher.refuse_capture(self, _WARMUP)
         result = entry.prepared.run(*inputs, out=out, state=state)
         entry.warm = True
-        named = dict(zip((t.name for t in self.op.inputs), inputs, strict=True))
-        if len(self._shortcuts) >= MAX_SHORTCUTS:
-            self._shortcuts.clear()
-        self._shortcuts[shortcut_key(named, self._keyed, dtypes=not self.frozen)] = entry.prepared.run
-        return result
+        return result, entry.prepared.run
 
     def _entry(self, facts: Facts) -> Entry:
-        entry = self._memo.find(facts)
+        entry = self.memo.find(facts)
         if entry is None:
             self._dispatcher.refuse_capture(self, "it is not decided yet")
             if self.frozen:
@@ -193,35 +199,47 @@ class Site:
         return entry
 
     def _unseen(self, facts: Facts) -> FrozenSiteError:
-        shown = ", ".join(f"{name}={facts[name]}" for name in sorted(self.open) if name in facts)
+        shown = ", ".join(f"{name}={facts[name]}" for name in sorted(self.open) if name in facts) or "such facts"
         return FrozenSiteError(
             f"site {self.name} is frozen and has decided no call with {shown}; "
             f"run such a call before freeze(), or thaw() the dispatcher, run it and freeze again"
         )
 
     def _facts_of(self, dims: Mapping[str, int]) -> Facts:
-        known = {d.name for d in self.op.dims}
+        known = sorted(d.name for d in self.op.dims)
         for name, size in dims.items():
             if name not in known:
-                raise CallError(
-                    f"{self.name}: {self.op.name} has no dimension {name!r}; it has: {', '.join(sorted(known))}"
-                )
+                raise CallError(f"{self.name}: {self.op.name} has no dimension {name!r}; it has: {', '.join(known)}")
             bound = self.static.get(f"shape.{name}", size)
             if bound != size:
                 raise CallError(f"{self.name}: {name}={size}, but the site was bound to {name}={bound}")
-        return self._reader.with_dims(dims)
-
-    def _planned(self, dims: Mapping[str, int]) -> Entry:
-        facts = self._facts_of(dims)
-        missing = [name[6:] for name in self.needs() if name not in facts]
+        facts = self._reader.with_dims(dims)
+        missing = sorted(name[6:] for name in self.open_dims & self.memo.reads(self.open) if name not in facts)
         if missing:
-            raise CallError(f"{self.name}: the decision depends on {', '.join(missing)}; give it to plan as well")
-        return self._entry(facts)
+            raise CallError(f"{self.name}: the decision depends on {', '.join(missing)}; give {'=…, '.join(missing)}=…")
+        return facts
 
-    def needs(self) -> tuple[str, ...]:
-        """Open dimensions on which the decision depends."""
-        if self._memo.cells.parts:
-            return tuple(sorted(name for name in self.open if name.startswith("shape.")))
-        read = {literal.fact for literal in self._memo.cells.literals}
-        read |= {name for node in self._memo.nodes.values() for name in node.names}
-        return tuple(sorted(name for name in read if name.startswith("shape.")))
+
+def _ready(entry: Entry) -> bool:
+    return entry.warm or entry.kernel.capture is not Capture.AFTER_WARMUP
+
+
+class _Shortcuts:
+    """The ``run`` of a site, with what it remembers by shape. Bounded: beyond that it starts afresh."""
+
+    __slots__ = ("_dtypes", "_found", "_keyed", "_site", "run")
+
+    def __init__(self, site: Site, keyed: tuple[Any, ...], *, dtypes: bool) -> None:
+        self._site = site
+        self._keyed = keyed
+        self._dtypes = dtypes
+        self._found: dict[Any, Callable[..., Any]] = {}
+        self.run = guard(site.op, site._reader.present, self._found, self._slow, keyed=keyed, dtypes=dtypes)
+
+    def _slow(self, inputs: tuple[Any, ...], out: Any, state: Any) -> Any:
+        result, run = self._site.prepared_run(inputs, out, state)
+        named = dict(zip((t.name for t in self._site.op.inputs), inputs, strict=True))
+        if len(self._found) >= MAX_SHORTCUTS:
+            self._found.clear()
+        self._found[shortcut_key(named, self._keyed, dtypes=self._dtypes)] = run
+        return result
