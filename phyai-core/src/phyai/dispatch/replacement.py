@@ -60,10 +60,8 @@ def replace(dispatcher: Dispatcher, policy: Policy) -> PolicyChange:
                 gone.update(inner for part in entry.sites for inner in part.walk())
         changes.append(change)
     if reload:
-        names = ", ".join(reload)
-        raise NeedsReload(
-            f"the new policy needs weights in another layout at {names}; the old one stays", tuple(reload)
-        )
+        why = f"the new policy needs weights in another layout at {', '.join(reload)}; the old one stays in force"
+        raise NeedsReload(why, tuple(reload))
     for change in changes:
         for decision in change.again:
             dispatcher.decide_in(change.site, change.memo, decision.facts, policy)
@@ -103,15 +101,11 @@ def _redecide(dispatcher: Dispatcher, change: _Change, entry: Entry, policy: Pol
 
 def _only_layout(decision: Decision, policy: Policy) -> bool:
     """Whether a call without a kernel would have one if its weight lay in another layout."""
-    restriction = policy.aspects(decision.facts).restriction
+    rule = policy.aspects(decision.facts).restriction
+    allowed = rule.restriction if rule is not None else None
     for candidate in decision.rejected:
-        if candidate.stage is Stage.LAYOUT:
-            if (
-                restriction is None
-                or restriction.restriction is None
-                or restriction.restriction.allows(candidate.kernel)
-            ):
-                return True
+        if candidate.stage is Stage.LAYOUT and (allowed is None or allowed.allows(candidate.kernel)):
+            return True
     return any(part.kernel is None and _only_layout(part, policy) for part in decision.parts.values())
 
 
