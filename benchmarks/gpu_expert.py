@@ -1,0 +1,249 @@
+"""The π0.5 expert as one persistent kernel: right against float32 torch, and timed beside torch's own kernels.
+
+    python benchmarks/gpu_expert.py --out benchmarks/results/expert.json [--define MULTICAST=0] [--stages]
+
+Random weights at real size: 18 layers, 1024 wide, M = 50 queries over 968 + 50 keys, 10 steps; BF16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from phyai_backend_cuda.expert import Expert, LayerWeights, modulation_tables, qkv_order
+from phyai_backend_cuda.packing import unpack_tiles
+
+D, H, HD, FF, AD, EPS = 1024, 8, 256, 4096, 32, 1e-6
+
+
+class Model:
+    """Random weights, tables and caches, and the expert's mathematics in float32."""
+
+    def __init__(self, queries: int, layers: int, steps: int, prefix: int) -> None:
+        def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
+            return torch.randn(*shape, device="cuda") * scale
+
+        self.m, self.steps, self.prefix = queries, steps, prefix
+        self.layers = [
+            LayerWeights(
+                normal((H + 2) * HD, D, scale=D**-0.5).bfloat16(), normal(D, H * HD, scale=(H * HD) ** -0.5).bfloat16(),
+                normal(2 * FF, D, scale=D**-0.5).bfloat16(), normal(D, FF, scale=FF**-0.5).bfloat16(),
+            )
+            for _ in range(layers)
+        ]  # fmt: skip
+        self.attention, self.mlp = normal(steps, layers, 3 * D, scale=0.3), normal(steps, layers, 3 * D, scale=0.3)
+        self.final = normal(steps, 3 * D, scale=0.3)
+        self.in_w, self.in_b = normal(D, AD, scale=AD**-0.5), normal(D, scale=0.1)
+        self.out_w, self.out_b = normal(AD, D, scale=D**-0.5).bfloat16(), normal(AD, scale=0.1)
+        self.keys = [normal(prefix, HD).bfloat16() for _ in range(layers)]
+        self.values = [normal(prefix, HD).bfloat16() for _ in range(layers)]
+        self.dt = torch.full((steps,), -1.0 / steps, device="cuda")
+        angle = torch.arange(2048, device="cuda").float()[:, None] * 10000.0 ** (
+            -torch.arange(HD // 2, device="cuda").float() / (HD // 2)
+        )
+        self.cos_sin = torch.cat((angle.cos(), angle.sin()), -1)
+
+    def norm(self, x: torch.Tensor, modulation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scale, shift, gate = modulation.chunk(3, -1)
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * (1 + scale) + shift, gate
+
+    def rope(self, x: torch.Tensor) -> torch.Tensor:
+        cos, sin = self.cos_sin[self.prefix : self.prefix + self.m, None].chunk(2, -1)
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    def layer(self, x: torch.Tensor, step: int, i: int, seen: dict[str, torch.Tensor]) -> torch.Tensor:
+        w = self.layers[i]
+        y, gate = self.norm(x, self.attention[step, i])
+        q, k, v = (y @ w.qkv.float().T).split((H * HD, HD, HD), -1)
+        q, k = self.rope(q.view(self.m, H, HD)), self.rope(k.view(self.m, 1, HD))[:, 0]
+        keys, values = torch.cat((self.keys[i].float(), k)), torch.cat((self.values[i].float(), v))
+        o = ((q.transpose(0, 1) @ keys.T) * HD**-0.5).softmax(-1) @ values
+        o = o.transpose(0, 1).reshape(self.m, -1)
+        x = x + gate * (o @ w.o.float().T)
+        y2, gate = self.norm(x, self.mlp[step, i])
+        g, u = (y2 @ w.gate_up.float().T).chunk(2, -1)
+        act = torch.nn.functional.gelu(g, approximate="tanh") * u
+        seen.update(q=q, k=k, v=v, o=o, x_mid=x, act=act)
+        x = x + gate * (act @ w.down.float().T)
+        seen["x"] = x
+        return x
+
+    def reference(self, actions: torch.Tensor, seen: dict[str, torch.Tensor]) -> torch.Tensor:
+        a = actions.clone()
+        for step in range(self.steps):
+            x = a @ self.in_w.T + self.in_b
+            for i in range(len(self.layers)):
+                x = self.layer(x, step, i, seen)
+            y, _ = self.norm(x, self.final[step])
+            a = a + self.dt[step] * (y @ self.out_w.float().T + self.out_b)
+        return a
+
+    def expert(self, defines: dict[str, int]) -> Expert:
+        tables = modulation_tables(self.layers, self.attention, self.mlp, self.final, self.out_w, self.out_b)
+        expert = Expert(
+            self.layers, tables, in_weight=self.in_w, in_bias=self.in_b, out_weight=self.out_w, dt=self.dt,
+            cos_sin=self.cos_sin, queries=self.m, capacity=1024, eps=EPS, defines=defines,
+        )  # fmt: skip
+        expert.tensors["lengths"].copy_(torch.tensor([self.prefix, self.prefix]))
+        expert.bind_cache(self.keys, self.values)
+        return expert
+
+    def torch_step(self, x: torch.Tensor, step: int, caches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """The same in bf16 by torch's kernels: cuBLAS, SDPA flash, eager element-wise."""
+        F = torch.nn.functional
+        for i, w in enumerate(self.layers):
+            y, gate = self.norm(x, self.attention_bf16[step, i])
+            q, k, v = (y @ w.qkv.T).split((H * HD, HD, HD), -1)
+            q, k = self.rope(q.view(self.m, H, HD)).bfloat16(), self.rope(k.view(self.m, 1, HD)).bfloat16()
+            keys, values = caches[i]
+            keys[self.prefix :].copy_(k[:, 0])
+            values[self.prefix :].copy_(v)
+            q = q.transpose(0, 1).reshape(1, 1, H * self.m, HD)  # one KV head: heads are more queries
+            o = F.scaled_dot_product_attention(q, keys[None, None], values[None, None])
+            o = o.view(H, self.m, HD).transpose(0, 1).reshape(self.m, -1)
+            x = x + gate * (o @ w.o.T)
+            y, gate = self.norm(x, self.mlp_bf16[step, i])
+            g, u = (y @ w.gate_up.T).chunk(2, -1)
+            x = x + gate * ((F.gelu(g, approximate="tanh") * u) @ w.down.T)
+        return x
+
+
+def timed(graph: torch.cuda.CUDAGraph, n: int = 30, before: Any = None) -> dict[str, float]:
+    times = []
+    for _ in range(n + 5):
+        if before is not None:
+            before()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    times = sorted(times[5:])
+    return {"ms": times[len(times) // 2], "ms_p10": times[len(times) // 10], "ms_p90": times[len(times) * 9 // 10]}
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return ((got.float() - want).norm() / want.norm()).item()
+
+
+def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Relative error of every intermediate of the last layer run, read back from the kernel's scratch."""
+    m, rows = model.m, -(-model.m // 8) * 8
+    last = len(model.layers) - 1
+    t = expert.tensors
+
+    def chunked(raw: torch.Tensor, chunks: int, n: int) -> torch.Tensor:
+        return unpack_tiles(raw.flatten().view(torch.bfloat16).view(1, chunks, n, 64))
+
+    half, order = -(-m // 2), qkv_order(t["act"].device)[:HD]
+    parts = [chunked(t["qbuf"][i], 4, -(-half // 8) * 8)[:half] for i in range(16)]
+    q = torch.stack([torch.cat((parts[2 * h], parts[2 * h + 1]))[:m] for h in range(H)], 1)
+    keys = torch.cat([chunked(t["kbuf"][last, i], 4, 64) for i in range(expert.tiles)])
+    values = torch.cat([chunked(t["vbuf"][last, i], 4, 64) for i in range(expert.tiles)])
+    fresh = slice(model.prefix, model.prefix + m)
+    return {
+        "q": error(q, seen["q"][..., order]), "k": error(keys[fresh], seen["k"][..., order]),
+        "v": error(values[fresh], seen["v"]),
+        "k_prefix": error(keys[: model.prefix], model.keys[last].float()[..., order]),
+        "v_prefix": error(values[: model.prefix], model.values[last].float()),
+        "o": error(torch.cat([chunked(t["obuf"].view(8, -1)[h], 4, rows)[:m] for h in range(H)], 1), seen["o"]),
+        "xs2": error(chunked(t["xs2"], 16, rows)[:m], seen["x_mid"] * (1 + model.mlp[-1, last, :D])),
+        "ssq2": error(t["ssq2"][:m].sum(-1), seen["x_mid"].pow(2).sum(-1)),
+        "act": error(chunked(t["act"], 64, rows)[:m], seen["act"]),
+        "xs1": error(chunked(t["xs1"], 16, rows)[:m], seen["x"] * (1 + model.final[-1, :D])),
+    }  # fmt: skip
+
+
+def check(queries: int, layers: int, steps: int, prefix: int, defines: dict[str, int]) -> dict[str, Any]:
+    torch.manual_seed(queries + layers)
+    model = Model(queries, layers, steps, prefix)
+    expert = model.expert(defines)
+    noise = torch.randn(queries, AD, device="cuda")
+    expert.tensors["actions"].copy_(noise)
+    expert.load_prefix()
+    got = expert.run().clone()
+    torch.cuda.synchronize()
+    seen: dict[str, torch.Tensor] = {}
+    want = model.reference(noise, seen)
+    expert.tensors["actions"].copy_(noise)
+    again = expert.run().clone()
+    cosine = torch.nn.functional.cosine_similarity(got, want, dim=-1).min().item()
+    return {
+        "queries": queries, "layers": layers, "steps": steps, "prefix": prefix,
+        "actions": error(got - noise, want - noise), "worst_row_cosine": cosine,
+        "bitwise_same_twice": torch.equal(got, again),
+        "stages": stages(model, expert, seen),
+    }  # fmt: skip
+
+
+def time_variant(model: Model, defines: dict[str, int]) -> dict[str, Any]:
+    expert = model.expert(defines)
+    noise = torch.randn(50, AD, device="cuda")
+    expert.load_prefix()
+    expert.run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        expert.load_prefix()
+        expert.run()
+    result: dict[str, Any] = {"defines": defines, **timed(graph, before=lambda: expert.tensors["actions"].copy_(noise))}
+    expert.tensors["actions"].copy_(noise)
+    graph.replay()
+    want = model.reference(noise, {})
+    result["actions_error"] = error(expert.tensors["actions"] - noise, want - noise)
+    if defines.get("TRACE"):
+        marks = expert.tensors["trace"].flatten()[: 128 * defines["TRACE"]].view(128, -1).cpu()
+        result["trace"] = {b: (marks[b, 1:] - marks[b, :-1]).tolist() for b in (0, 7, 100)}
+    return result
+
+
+def time_torch(model: Model) -> dict[str, float]:
+    """The same ten steps by torch's kernels in one graph."""
+    model.attention_bf16, model.mlp_bf16 = model.attention.bfloat16(), model.mlp.bfloat16()
+    pad = torch.zeros(50, HD, device="cuda", dtype=torch.bfloat16)
+    caches = [(torch.cat((k, pad)), torch.cat((v, pad))) for k, v in zip(model.keys, model.values, strict=True)]
+    x = torch.randn(50, D, device="cuda", dtype=torch.bfloat16)
+    model.torch_step(x, 0, caches)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for step in range(10):
+            x = model.torch_step(x, step, caches)
+    return timed(graph)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--variant", action="append", default=[], help="NAME=VALUE[,NAME=VALUE]: macros to time with")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--baseline", action="store_true")
+    arguments = parser.parse_args()
+    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+
+    def record(key: str, value: Any) -> None:
+        report.setdefault(key, []).append(value)
+        print(key, json.dumps(value), flush=True)
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+
+    with torch.no_grad():
+        if arguments.check:
+            for case in ((50, 1, 1, 968), (50, 2, 2, 600), (10, 2, 2, 590), (50, 18, 10, 968)):
+                record("checks", check(*case, {}))
+        torch.manual_seed(0)
+        model = Model(50, 18, 10, 968)
+        weights = sum(t.nbytes for w in model.layers for t in (w.qkv, w.o, w.gate_up, w.down))
+        report["floor_ms_weights_at_4.25TBs"] = weights * 10 / 4.25e9
+        for variant in arguments.variant:
+            pairs = (item.split("=") for item in variant.split(",") if item)
+            record("timings", time_variant(model, {name: int(value) for name, value in pairs}))
+        if arguments.baseline:
+            record("torch_graph", time_torch(model))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""PhyAI's own kernels: Triton, and CUDA C++ compiled by NVRTC through CuPy."""

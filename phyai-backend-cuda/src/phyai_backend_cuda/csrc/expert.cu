@@ -1,0 +1,642 @@
+// The whole action expert of a flow-matching policy as one persistent kernel: every denoising step, every layer.
+//
+// A grid of 128 blocks in clusters of 8 stays on the chip. In each block one warp streams the block's share of all
+// weights (packed on the host in the order of use, already swizzled) through a ring of shared-memory slots, far ahead
+// of the computation; one warpgroup multiplies with wgmma. Stages of a layer, a grid barrier after each:
+//   A  q, k, v = rope(norm(x) Wqkv)   every block: all of K, 2 or 3 octets of N
+//   B  o = attention(q, k, v)         cluster: one head, half of the queries; rank: every 8th tile of 64 keys
+//   C  x += gate · (o Wo)             cluster: 64 of N; rank: one head's K, reduced over the cluster
+//   D  h = gelu(gate) · up            every block: all of K, 32 gate and 32 up rows
+//   E  x += gate · (h Wdown)          as C, rank: 512 of K
+// x stays in registers, in fp32: block (c, r) owns columns 64c + 8r .. + 8 of every row. What others read of it is
+// bf16(x · (1 + scale)); its norm 1/rms(x) multiplies the product afterwards, and shift·W is a table, so
+// norm(x)(1 + scale) + shift costs no pass of its own. Every reduction has a fixed order: results are reproducible.
+#include "hopper.cuh"
+
+#ifndef MQ
+#define MQ 50
+#endif
+#ifndef MULTICAST
+#define MULTICAST 1
+#endif
+#ifndef TRACE
+#define TRACE 0  // record the clock at every mark of the first TRACE marks of each block
+#endif
+#ifndef L2_AHEAD
+#define L2_AHEAD 0
+#endif
+
+constexpr int D = 1024, H = 8, HD = 256, I = 4096, AD = 32;
+constexpr int CL = 8, G = 128;
+constexpr int ROWS = (MQ + 7) / 8 * 8;       // stored rows of an activation chunk
+constexpr int CHUNK = ROWS * 128;            // bytes of 64 columns of an activation
+constexpr int MH = (MQ + 1) / 2;             // queries that one cluster attends for
+constexpr int QCHUNK = (MH + 7) / 8 * 1024;  // bytes of 64 columns of those
+constexpr int TILE = 8192;                   // bytes of 64 rows × 64 columns
+constexpr int OCTETS = (H + 2) * HD / 8;     // 320
+constexpr int SLOTS = 14;
+constexpr int REGION_A = 16 * 7168 + 1024;   // activations; also attention's and the reductions' exchange
+constexpr int PART = 65536;                  // offset of the exchange of partial sums in it
+constexpr int OPART = 32768, ML = 32768 + 32 * 264 * 4, OSTRIDE = 264;
+constexpr int BARS_PER_LAYER = 5;
+
+struct Params {
+    // weights, packed
+    const char *wqkv, *wo, *wgu, *wd;
+    const float *in_w, *in_b;      // [D, AD], [D]
+    const bf16 *out_w;             // [AD, D]
+    // tables per step (and layer)
+    const float *scale1, *gate1, *scale2, *gate2;  // [S, L, D]; scales as 1 + scale
+    const float *shift_qkv, *shift_gu;             // [S, L, N] = shift · W, in packed order
+    const float *scale_f, *shift_out;              // [S, D], [S, AD] (shift·W + bias)
+    const float *dt;                               // [S]
+    const float *cos_sin;                          // [P, HD]
+    const int *lengths;                            // prefix keys, position of the first query
+    // state and scratch
+    float *actions;                                // [MQ, AD], updated in place
+    char *kbuf, *vbuf;                             // [L, tiles, 4, TILE]
+    char *xs1, *xs2, *qbuf, *obuf, *act;
+    float *ssq1, *ssq2;                            // [ROWS, G]
+    u32 *barrier;
+    long long *trace;
+    int layers, steps, kv_tiles;
+    float eps;
+};
+
+struct Ring {
+    u32 base, full, empty;
+    int slot = 0;
+    u32 phase = 0;
+    __device__ void next() {
+        if (++slot == SLOTS) { slot = 0; phase ^= 1; }
+    }
+    __device__ u32 data() const { return base + slot * TILE; }
+    __device__ u32 full_bar() const { return full + slot * 8; }
+    __device__ u32 empty_bar() const { return empty + slot * 8; }
+};
+
+__device__ __forceinline__ int first_octet(int block) { return block < 64 ? 3 * block : 192 + 2 * (block - 64); }
+
+// ------------------------------------------------------------------------------------------------ producer
+struct Producer {
+    Ring ring;
+    __device__ void push(const char* src, u32 bytes) {
+        mbar_wait(ring.empty_bar(), ring.phase ^ 1);
+        mbar_expect(ring.full_bar(), bytes);
+        bulk_load(ring.data(), src, bytes, ring.full_bar());
+        ring.next();
+    }
+    __device__ void push_tiles(const char* src, int n) {
+        for (int i = 0; i < n; ++i) push(src + i * TILE, TILE);
+    }
+};
+
+__device__ void produce(const Params& p, Ring ring, int block, int rank) {
+    Producer out{ring};
+    const int octets = block < 64 ? 3 : 2;
+    const int prefix = p.lengths[0], tiles = (prefix + MQ + 63) / 64;
+    const size_t L_QKV = size_t(OCTETS) * 16 * 1024, L_O = size_t(G) * 4 * TILE, L_GU = size_t(G) * 16 * TILE,
+                 L_D = size_t(G) * 8 * TILE, L_KV = size_t(p.kv_tiles) * 4 * TILE;
+    for (int step = 0; step < p.steps; ++step)
+        for (int layer = 0; layer < p.layers; ++layer) {
+            const char* qkv = p.wqkv + layer * L_QKV + size_t(first_octet(block)) * 16 * 1024;
+            const char* gu = p.wgu + layer * L_GU + size_t(block) * 16 * TILE;
+            const char* down = p.wd + layer * L_D + size_t(block) * 8 * TILE;
+#if L2_AHEAD
+            prefetch_l2(gu, 16 * TILE);
+            prefetch_l2(down, 8 * TILE);
+#endif
+            for (int i = 0; i < 8; ++i) out.push(qkv + i * octets * 2048, octets * 2048);
+            for (int tile = rank; tile < tiles; tile += CL) {
+                if ((tile + 1) * 64 > prefix) {  // holds keys of this step: not before stage A is over
+                    const u32 done = (step * (p.layers * BARS_PER_LAYER + 2) + 1 + layer * BARS_PER_LAYER + 1) * G;
+                    spin_until(p.barrier, done);
+                    fence_async();
+                }
+                out.push_tiles(p.kbuf + layer * L_KV + size_t(tile) * 4 * TILE, 4);
+                out.push_tiles(p.vbuf + layer * L_KV + size_t(tile) * 4 * TILE, 4);
+            }
+            out.push_tiles(p.wo + layer * L_O + size_t(block) * 4 * TILE, 4);
+            out.push_tiles(gu, 16);
+            out.push_tiles(down, 8);
+        }
+}
+
+// ------------------------------------------------------------------------------------------------ consumer
+struct Consumer {
+    const Params& p;
+    Ring ring;
+    u32 region, abar;
+    u32 aphase = 0, bars = 0;
+    int block, rank, cluster, tid, warp, lane, g, q;
+    float x[4];  // row tid / 2, columns 64·cluster + 8·rank + 4·(tid % 2) ..
+
+    __device__ bool owns() const { return tid < 2 * MQ; }
+    __device__ int own_row() const { return tid >> 1; }
+    __device__ int own_col() const { return cluster * 64 + rank * 8 + (tid & 1) * 4; }
+
+#if TRACE
+    int marks = 0;
+    __device__ void mark() {
+        if (tid == 0 && marks < TRACE) p.trace[block * TRACE + marks++] = clock64();
+    }
+#else
+    __device__ void mark() {}
+#endif
+    __device__ void sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
+    __device__ void arrive() {
+        mark();
+        fence_async();
+        sync();
+        if (tid == 0) {
+            __threadfence();
+            red_release(p.barrier);
+        }
+        ++bars;
+    }
+    __device__ void wait_all() {  // every block has arrived; thread 0 then may issue loads
+        if (tid == 0) {
+            spin_until(p.barrier, bars * G);
+            fence_async();
+        }
+        sync();
+        mark();
+    }
+    __device__ void load_a(const char* src, int chunks, int bytes) {
+        if (tid == 0)
+            for (int i = 0; i < chunks; ++i) {
+                mbar_expect(abar + i * 8, bytes);
+                bulk_load(region + i * bytes, src + size_t(i) * bytes, bytes, abar + i * 8);
+            }
+    }
+    // All 16 chunks of x, needed alike by all blocks: each rank fetches two for the whole cluster.
+    __device__ void load_x(const char* src) {
+#if MULTICAST
+        if (tid == 0) {
+            for (int i = 0; i < 16; ++i) mbar_expect(abar + i * 8, CHUNK);
+            for (int i = 2 * rank; i < 2 * rank + 2; ++i)
+                bulk_load_multicast(region + i * CHUNK, src + size_t(i) * CHUNK, CHUNK, abar + i * 8, 0xFF);
+        }
+#else
+        load_a(src, 16, CHUNK);
+#endif
+    }
+    __device__ void wait_a(int i) {
+        mbar_wait(abar + i * 8, (aphase >> i) & 1);
+        aphase ^= 1u << i;
+    }
+    __device__ void release(int back) {  // the slot used `back` items ago
+        if (lane == 0) mbar_arrive(ring.empty + ((ring.slot + SLOTS - back) % SLOTS) * 8);
+    }
+
+    // acc = A[64, 64·chunks] · W[8·N8, 64·chunks]ᵀ, PER chunks to a ring slot.
+    template <int N8, int PER> __device__ void gemm(float (&acc)[N8 * 4], int chunks) {
+#pragma unroll
+        for (int i = 0; i < N8 * 4; ++i) acc[i] = 0.0f;
+#pragma unroll 1
+        for (int c = 0; c < chunks; c += PER) {
+#pragma unroll
+            for (int j = 0; j < PER; ++j) wait_a(c + j);
+            mbar_wait(ring.full_bar(), ring.phase);
+            gmma_fence();
+#pragma unroll
+            for (int j = 0; j < PER; ++j)
+#pragma unroll
+                for (int k = 0; k < 4; ++k)
+                    gmma<N8>(acc, gmma_desc(region + (c + j) * CHUNK + k * 32),
+                             gmma_desc(ring.data() + j * N8 * 1024 + k * 32));
+            gmma_commit();
+            if (c > 0) {
+                gmma_wait<1>();
+                release(1);
+            }
+            ring.next();
+        }
+        gmma_wait<0>();
+        release(1);
+        mark();
+    }
+
+    // 1 / rms of rows 16·warp + g and + 8, from the blocks' partial sums of squares.
+    __device__ void row_norms(const float* ssq, float (&r)[2]) {
+        float4 v[16];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            int row = warp * 16 + i;
+            v[i] = row < MQ ? load_cg4(ssq + row * G + lane * 4) : make_float4(1.f, 1.f, 1.f, 1.f);
+        }
+        r[0] = r[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            float s = (v[i].x + v[i].y) + (v[i].z + v[i].w);
+#pragma unroll
+            for (int o = 16; o; o >>= 1) s += __shfl_xor_sync(~0u, s, o);
+            if (i == g) r[0] = s;
+            if (i == g + 8) r[1] = s;
+        }
+        r[0] = rsqrtf(r[0] * (1.0f / D) + p.eps);
+        r[1] = rsqrtf(r[1] * (1.0f / D) + p.eps);
+    }
+
+    // Publish bf16(x · scale) and this block's part of the sums of squares.
+    __device__ void publish(char* xs, float* ssq, const float* scale) {
+        float s = x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3];
+        s += __shfl_xor_sync(~0u, s, 1);
+        if (owns()) {
+            int row = own_row();
+            float4 f = *reinterpret_cast<const float4*>(scale + own_col());
+            uint2 v = make_uint2(pack_bf16(x[0] * f.x, x[1] * f.y), pack_bf16(x[2] * f.z, x[3] * f.w));
+            char* at = xs + cluster * CHUNK + row * 128 + ((rank ^ (row & 7)) << 4) + (tid & 1) * 8;
+            *reinterpret_cast<uint2*>(at) = v;
+            if (!(tid & 1)) ssq[row * G + block] = s;
+        }
+    }
+
+    // x += gate · Σ over the cluster of acc; column tile j of acc belongs to rank j.
+    __device__ void reduce_into_x(const float (&acc)[32], const float* gate) {
+        const u32 part = region + PART;
+        const int row = warp * 16 + g;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            if (row < MQ)
+                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(part + ((j * 56 + row) * 8 + 2 * q) * 4),
+                             "f"(acc[j * 4]), "f"(acc[j * 4 + 1]) : "memory");
+            if (row + 8 < MQ)
+                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(part + ((j * 56 + row + 8) * 8 + 2 * q) * 4),
+                             "f"(acc[j * 4 + 2]), "f"(acc[j * 4 + 3]) : "memory");
+        }
+        cluster_arrive_wait();
+        if (owns()) {
+            float4 f = *reinterpret_cast<const float4*>(gate + own_col());
+            float4 v[CL];
+#pragma unroll
+            for (int r = 0; r < CL; ++r)
+                v[r] = cluster_load4(cluster_map(part + ((rank * 56 + own_row()) * 8 + (tid & 1) * 4) * 4, r));
+            float4 s = v[0];
+#pragma unroll
+            for (int r = 1; r < CL; ++r) {
+                s.x += v[r].x; s.y += v[r].y; s.z += v[r].z; s.w += v[r].w;
+            }
+            x[0] += f.x * s.x; x[1] += f.y * s.y; x[2] += f.z * s.z; x[3] += f.w * s.w;
+        }
+    }
+    // A cluster barrier counts every thread; the producer warp takes part through a count of its own (see main).
+    __device__ void cluster_arrive_wait();
+
+    template <int N8> __device__ void stage_qkv(int step, int layer, int prefix, int pos0) {
+        float acc[N8 * 4], r[2];
+        row_norms(p.ssq1, r);
+        gemm<N8, 2>(acc, 16);
+        const float* shift = p.shift_qkv + (size_t(step) * p.layers + layer) * (OCTETS * 8);
+#pragma unroll
+        for (int j = 0; j < N8; ++j) {
+            const int octet = first_octet(block) + j;
+            const float2 s = *reinterpret_cast<const float2*>(shift + octet * 8 + 2 * q);
+            const int within = octet & 31;  // of its head
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = warp * 16 + g + half * 8;
+                if (row >= MQ) continue;
+                float a = acc[j * 4 + half * 2] * r[half] + s.x, b = acc[j * 4 + half * 2 + 1] * r[half] + s.y;
+                const int key = prefix + row;
+                const size_t tile = (size_t(layer) * p.kv_tiles + key / 64) * 4;
+                if (octet < 288) {  // q or k: (a, b) are dimensions i and i + 128 of a head
+                    const int i = within * 4 + q;
+                    const float* cs = p.cos_sin + size_t(pos0 + row) * HD;
+                    const float c = cs[i], sn = cs[i + HD / 2];
+                    const u32 v = pack_bf16(a * c - b * sn, b * c + a * sn);
+                    const int unit = (i & 31) >> 2, byte = (i & 3) * 4, chunk = i >> 5;
+                    char* at;
+                    int rr;
+                    if (octet < 256) {
+                        const int part = row >= MH;
+                        rr = row - part * MH;
+                        at = p.qbuf + ((octet >> 5) * 2 + part) * (4 * QCHUNK) + chunk * QCHUNK;
+                    } else {
+                        rr = key & 63;
+                        at = p.kbuf + (tile + chunk) * TILE;
+                    }
+                    *reinterpret_cast<u32*>(at + rr * 128 + ((unit ^ (rr & 7)) << 4) + byte) = v;
+                } else {
+                    const int rr = key & 63;
+                    char* at = p.vbuf + (tile + (within >> 3)) * TILE;
+                    *reinterpret_cast<u32*>(at + rr * 128 + (((within & 7) ^ (rr & 7)) << 4) + q * 4) = pack_bf16(a, b);
+                }
+            }
+        }
+    }
+
+    __device__ void stage_attention(int keys) {
+        const int tiles = (keys + 63) / 64;
+        float o[4][32], m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+#pragma unroll
+            for (int i = 0; i < 32; ++i) o[c][i] = 0.0f;
+        load_a(p.qbuf + cluster * (4 * QCHUNK), 4, QCHUNK);
+        for (int c = 0; c < 4; ++c) wait_a(c);
+        const float scale = 1.4426950408889634f / 16.0f;  // log2(e) / sqrt(HD)
+#pragma unroll 1
+        for (int tile = rank; tile < tiles; tile += CL) {
+            float s[32];
+#pragma unroll
+            for (int i = 0; i < 32; ++i) s[i] = 0.0f;
+#pragma unroll 1
+            for (int c = 0; c < 4; ++c) {
+                mbar_wait(ring.full_bar(), ring.phase);
+                gmma_fence();
+#pragma unroll
+                for (int k = 0; k < 4; ++k)
+                    gmma<8>(s, gmma_desc(region + c * QCHUNK + k * 32), gmma_desc(ring.data() + k * 32));
+                gmma_commit();
+                ring.next();
+            }
+            gmma_wait<0>();
+            for (int c = 4; c > 0; --c) release(c);
+            float mx[2] = {m[0], m[1]};
+#pragma unroll
+            for (int i = 0; i < 32; ++i) {
+                const int key = tile * 64 + (i >> 2) * 8 + 2 * q + (i & 1);
+                s[i] = key < keys ? s[i] * scale : NEG_INF;
+                mx[(i >> 1) & 1] = fmaxf(mx[(i >> 1) & 1], s[i]);
+            }
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                mx[h] = fmaxf(mx[h], __shfl_xor_sync(~0u, mx[h], 1));
+                mx[h] = fmaxf(mx[h], __shfl_xor_sync(~0u, mx[h], 2));
+                const float f = exp2f(m[h] - mx[h]);  // a tile always has a valid key, so mx is finite
+                m[h] = mx[h];
+                l[h] *= f;
+#pragma unroll
+                for (int c = 0; c < 4; ++c)
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) {
+                        o[c][i * 4 + h * 2] *= f;
+                        o[c][i * 4 + h * 2 + 1] *= f;
+                    }
+            }
+            u32 pr[16];
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                const int h = i & 1;
+                const float a = exp2f(s[2 * i] - m[h]), b = exp2f(s[2 * i + 1] - m[h]);
+                l[h] += a + b;
+                pr[i] = pack_bf16(a, b);
+            }
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                mbar_wait(ring.full_bar(), ring.phase);
+                gmma_fence();
+#pragma unroll
+                for (int k = 0; k < 4; ++k)
+                    gmma_rs_mn(o[c], pr[4 * k], pr[4 * k + 1], pr[4 * k + 2], pr[4 * k + 3],
+                               gmma_desc(ring.data() + k * 2048));
+                gmma_commit();
+                ring.next();
+            }
+            gmma_wait<0>();
+            for (int c = 4; c > 0; --c) release(c);
+        }
+        mark();
+        // Combine over the cluster: rank r writes columns 32r .. + 32 of the head.
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            l[h] += __shfl_xor_sync(~0u, l[h], 1);
+            l[h] += __shfl_xor_sync(~0u, l[h], 2);
+            const int row = warp * 16 + g + h * 8;
+            if (row < MH) {
+                if (q == 0)
+                    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(region + ML + row * 8), "f"(m[h]), "f"(l[h])
+                                 : "memory");
+#pragma unroll
+                for (int c = 0; c < 4; ++c)
+#pragma unroll
+                    for (int i = 0; i < 8; ++i)
+                        asm volatile("st.shared.v2.f32 [%0], {%1, %2};"
+                                     ::"r"(region + OPART + (row * OSTRIDE + c * 64 + i * 8 + 2 * q) * 4),
+                                     "f"(o[c][i * 4 + h * 2]), "f"(o[c][i * 4 + h * 2 + 1]) : "memory");
+            }
+        }
+        cluster_arrive_wait();
+        for (int row = tid >> 3; row < MH; row += 16) {
+            const int col = rank * 32 + (tid & 7) * 4;
+            float2 ml[CL];
+            float4 v[CL];
+#pragma unroll
+            for (int r = 0; r < CL; ++r) {
+                ml[r] = cluster_load2(cluster_map(region + ML + row * 8, r));
+                v[r] = cluster_load4(cluster_map(region + OPART + (row * OSTRIDE + col) * 4, r));
+            }
+            float top = ml[0].x;
+#pragma unroll
+            for (int r = 1; r < CL; ++r) top = fmaxf(top, ml[r].x);
+            float sum = 0.0f;
+            float4 a = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+            for (int r = 0; r < CL; ++r) {
+                const float w = exp2f(ml[r].x - top);
+                sum += w * ml[r].y;
+                a.x += w * v[r].x; a.y += w * v[r].y; a.z += w * v[r].z; a.w += w * v[r].w;
+            }
+            const float inv = 1.0f / sum;
+            const int out = (cluster & 1) * MH + row;
+            if (out < MQ) {
+                char* at = p.obuf + ((cluster >> 1) * 4 + (rank >> 1)) * CHUNK + out * 128;
+                const int unit = (rank & 1) * 4 + ((tid & 7) >> 1);
+                *reinterpret_cast<uint2*>(at + ((unit ^ (out & 7)) << 4) + (tid & 1) * 8) =
+                    make_uint2(pack_bf16(a.x * inv, a.y * inv), pack_bf16(a.z * inv, a.w * inv));
+            }
+        }
+    }
+
+    __device__ void stage_gate_up(int step, int layer) {
+        float acc[32], r[2];
+        row_norms(p.ssq2, r);
+        gemm<8, 1>(acc, 16);
+        const float* shift = p.shift_gu + (size_t(step) * p.layers + layer) * (2 * I) + block * 64;
+        float2 s[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) s[j] = *reinterpret_cast<const float2*>(shift + j * 8 + 2 * q);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = warp * 16 + g + h * 8;
+            if (row >= MQ) continue;
+            float y[8];
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+                y[j] = gelu_tanh(acc[j * 4 + h * 2] * r[h] + s[j].x) * (acc[j * 4 + h * 2 + 1] * r[h] + s[j].y);
+            const int unit = (block & 1) * 4 + q;
+            char* at = p.act + (block >> 1) * CHUNK + row * 128 + ((unit ^ (row & 7)) << 4);
+            *reinterpret_cast<uint4*>(at) = make_uint4(pack_bf16(y[0], y[1]), pack_bf16(y[2], y[3]),
+                                                       pack_bf16(y[4], y[5]), pack_bf16(y[6], y[7]));
+        }
+    }
+
+    __device__ void project_in() {
+        if (owns()) {
+            const float* a = p.actions + own_row() * AD;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) x[i] = p.in_b[own_col() + i];
+            for (int j = 0; j < AD; j += 4) {
+                const float4 v = load_cg4(a + j);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float4 w = *reinterpret_cast<const float4*>(p.in_w + (own_col() + i) * AD + j);
+                    x[i] += v.x * w.x + v.y * w.y + v.z * w.z + v.w * w.w;
+                }
+            }
+        }
+    }
+    // actions += dt · (norm(x) Wout + bias): block b does row b, four threads to a column.
+    __device__ void project_out(int step) {
+        if (block >= MQ) return;
+        float4 sq = load_cg4(p.ssq1 + block * G + lane * 4);
+        float s = (sq.x + sq.y) + (sq.z + sq.w);
+#pragma unroll
+        for (int o = 16; o; o >>= 1) s += __shfl_xor_sync(~0u, s, o);
+        const float r = rsqrtf(s * (1.0f / D) + p.eps);
+        const int col = tid >> 2, part = tid & 3;
+        float dot = 0.0f;
+        for (int c = part; c < D / 8; c += 4) {  // 16-byte units of the row
+            const char* at = p.xs1 + (c >> 3) * CHUNK + block * 128 + (((c & 7) ^ (block & 7)) << 4);
+            const uint4 xv = __ldcg(reinterpret_cast<const uint4*>(at));
+            const uint4 wv = *reinterpret_cast<const uint4*>(p.out_w + col * D + c * 8);
+            const __nv_bfloat162* xb = reinterpret_cast<const __nv_bfloat162*>(&xv);
+            const __nv_bfloat162* wb = reinterpret_cast<const __nv_bfloat162*>(&wv);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 xf = __bfloat1622float2(xb[i]), wf = __bfloat1622float2(wb[i]);
+                dot += xf.x * wf.x + xf.y * wf.y;
+            }
+        }
+        dot += __shfl_xor_sync(~0u, dot, 1);
+        dot += __shfl_xor_sync(~0u, dot, 2);
+        if (part == 0) p.actions[block * AD + col] += p.dt[step] * (dot * r + p.shift_out[step * AD + col]);
+    }
+};
+
+// barrier.cluster counts every thread of every block, so the producer warp arrives without waiting: it may run far
+// ahead or behind, which a barrier of phases does not allow. The reductions therefore meet on an mbarrier per block:
+// each rank's thread 0 arrives at all eight.
+__device__ __forceinline__ void cluster_arrive(u32 bar, u32 rank) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_map(bar, rank)) : "memory");
+}
+__device__ __forceinline__ void mbar_wait_cluster(u32 bar, u32 parity) {
+    u32 done = 0, spins = 0;
+    while (!done) {
+        asm volatile(
+            "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n}"
+            : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+        if (++spins > SPIN_LIMIT) __trap();
+    }
+}
+__device__ void Consumer::cluster_arrive_wait() {
+    sync();
+    if (tid < CL) cluster_arrive(abar + 16 * 8, tid);
+    mbar_wait_cluster(abar + 16 * 8, (aphase >> 16) & 1);
+    aphase ^= 1u << 16;
+}
+
+// The cache of the prefix, [keys, HD] rows per layer, in the form that the kernel's copies read: 64-key tiles of four
+// swizzled 64-column chunks, a key's dimensions i and i + HD/2 side by side. Rows past the prefix become zero.
+extern "C" __global__ void __launch_bounds__(256)
+pack_kv(const u64* keys, const u64* values, const int* lengths, char* kbuf, char* vbuf, int stride) {
+    const int tile = blockIdx.x, layer = blockIdx.y, prefix = lengths[0];
+    const size_t base = (size_t(layer) * gridDim.x + tile) * 4 * TILE;
+    for (int i = threadIdx.x; i < 64 * 32; i += blockDim.x) {
+        const int row = i >> 5, unit = i & 31, key = tile * 64 + row;
+        uint4 k = make_uint4(0, 0, 0, 0), v = k;
+        if (key < prefix) {
+            const bf16* kr = reinterpret_cast<const bf16*>(keys[layer]) + size_t(key) * stride;
+            const bf16* vr = reinterpret_cast<const bf16*>(values[layer]) + size_t(key) * stride;
+            const uint2 a = *reinterpret_cast<const uint2*>(kr + unit * 4);
+            const uint2 b = *reinterpret_cast<const uint2*>(kr + unit * 4 + HD / 2);
+            k = make_uint4(__byte_perm(a.x, b.x, 0x5410), __byte_perm(a.x, b.x, 0x7632),
+                           __byte_perm(a.y, b.y, 0x5410), __byte_perm(a.y, b.y, 0x7632));
+            v = *reinterpret_cast<const uint4*>(vr + unit * 8);
+        }
+        const size_t at = base + (unit >> 3) * TILE + row * 128 + (((unit & 7) ^ (row & 7)) << 4);
+        *reinterpret_cast<uint4*>(kbuf + at) = k;
+        *reinterpret_cast<uint4*>(vbuf + at) = v;
+    }
+}
+
+extern "C" __global__ void __cluster_dims__(CL, 1, 1) __launch_bounds__(160, 1)
+expert(const __grid_constant__ Params p) {
+    extern __shared__ __align__(1024) char smem[];
+    const u32 base = smem_u32(smem);
+    const u32 bars = base + REGION_A + SLOTS * TILE;
+    Ring ring;
+    ring.base = base + REGION_A;
+    ring.full = bars;
+    ring.empty = bars + SLOTS * 8;
+    const u32 abar = bars + 2 * SLOTS * 8;
+    const int tid = threadIdx.x, block = blockIdx.x, rank = block % CL, cluster = block / CL;
+    if (tid == 0) {
+        for (int i = 0; i < SLOTS; ++i) {
+            mbar_init(ring.full + i * 8, 1);
+            mbar_init(ring.empty + i * 8, 4);
+        }
+        for (int i = 0; i < 16; ++i) mbar_init(abar + i * 8, 1);
+        mbar_init(abar + 16 * 8, CL);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        fence_async();
+    }
+    cluster_sync();
+    const int warp = __shfl_sync(~0u, tid >> 5, 0);  // uniform, and known to be
+    if (warp == 4) {
+        if (tid == 128) produce(p, ring, block, rank);
+        __syncwarp();
+    } else {
+        Consumer c{p, ring, base, abar};
+        c.block = block; c.rank = rank; c.cluster = cluster;
+        c.tid = tid; c.warp = warp; c.lane = tid & 31; c.g = c.lane >> 2; c.q = c.lane & 3;
+        c.x[0] = c.x[1] = c.x[2] = c.x[3] = 0.0f;
+        const int prefix = __shfl_sync(~0u, p.lengths[0], 0), pos0 = p.lengths[1];
+        for (int step = 0; step < p.steps; ++step) {
+            const size_t row = size_t(step) * p.layers;
+            c.project_in();
+            c.publish(p.xs1, p.ssq1, p.scale1 + row * D);
+            c.arrive();
+            for (int layer = 0; layer < p.layers; ++layer) {
+                c.wait_all();
+                c.load_x(p.xs1);
+                if (block < 64) c.stage_qkv<3>(step, layer, prefix, pos0);
+                else c.stage_qkv<2>(step, layer, prefix, pos0);
+                c.arrive();
+                c.wait_all();
+                c.stage_attention(prefix + MQ);
+                c.arrive();
+                c.wait_all();
+                c.load_a(p.obuf + rank * 4 * CHUNK, 4, CHUNK);
+                {
+                    float acc[32];
+                    c.gemm<8, 1>(acc, 4);
+                    c.reduce_into_x(acc, p.gate1 + (row + layer) * D);
+                }
+                c.publish(p.xs2, p.ssq2, p.scale2 + (row + layer) * D);
+                c.arrive();
+                c.wait_all();
+                c.load_x(p.xs2);
+                c.stage_gate_up(step, layer);
+                c.arrive();
+                c.wait_all();
+                c.load_a(p.act + rank * 8 * CHUNK, 8, CHUNK);
+                {
+                    float acc[32];
+                    c.gemm<8, 1>(acc, 8);
+                    c.reduce_into_x(acc, p.gate2 + (row + layer) * D);
+                }
+                c.publish(p.xs1, p.ssq1,
+                          layer + 1 < p.layers ? p.scale1 + (row + layer + 1) * D : p.scale_f + size_t(step) * D);
+                c.arrive();
+            }
+            c.wait_all();
+            c.project_out(step);
+            c.arrive();
+            c.wait_all();
+        }
+    }
+    cluster_sync();  // no block leaves while another may still read its shared memory
+}

@@ -1,0 +1,93 @@
+"""Load cubins and launch their kernels on torch's current stream, through the driver.
+
+``cuLaunchKernelEx`` takes what framework launchers do not pass on: cooperative grids, programmatic dependent launch,
+and parameters by value of any size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+COOPERATIVE, PROGRAMMATIC_SERIALIZATION = 2, 6  # CUlaunchAttributeID
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+@functools.cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        raise RuntimeError(f"{what} failed: {(text.value or b'unknown error').decode()} (CUDA error {code})")
+
+
+class Kernel:
+    """One function of a cubin, on the device that was current when it was loaded.
+
+    Parameters are ctypes values (``c_void_p`` for pointers, ``Structure`` by value), kept alive by the caller only
+    during the launch: the driver copies them.
+    """
+
+    def __init__(self, cubin: bytes, function: str, shared_bytes: int = 0) -> None:
+        self.name, self.shared_bytes = function, shared_bytes
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        driver = _driver()
+        _check(driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "cuModuleLoadData")
+        found = driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, function.encode())
+        _check(found, f"cuModuleGetFunction({function})")
+        if shared_bytes > 48 * 1024:
+            code = driver.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes)
+            _check(code, f"{shared_bytes} bytes of shared memory for {function}")
+
+    def launch(
+        self, grid: Sequence[int], block: int, arguments: Sequence[Any], stream: int, *,
+        cooperative: bool = False, programmatic: bool = False,
+    ) -> None:  # fmt: skip
+        """Launch on the CUDA stream handle ``stream``. Raises RuntimeError with the driver's words."""
+        chosen = [i for i, on in ((COOPERATIVE, cooperative), (PROGRAMMATIC_SERIALIZATION, programmatic)) if on]
+        attributes = (_Attribute * 2)(*(_Attribute(i, 0, 1, b"") for i in chosen))
+        dims = (*grid, 1, 1)[:3]
+        config = _Config((*dims,), (block, 1, 1), self.shared_bytes, stream, attributes, len(chosen))
+        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
+        code = _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None)
+        _check(code, f"launching {self.name}")
+
+
+@functools.lru_cache(maxsize=256)
+def _load(name: str, function: str, defines: tuple[tuple[str, int], ...], arch: str, shared: int, _: int) -> Kernel:
+    from phyai_backend_cuda.nvrtc import compile_cubin
+
+    return Kernel(compile_cubin(name, dict(defines), arch), function, shared)
+
+
+def load(name: str, function: str, defines: Mapping[str, int], *, arch: str, shared_bytes: int = 0) -> Kernel:
+    """``function`` of ``csrc/<name>``, compiled with ``defines`` for ``arch`` (``sm_90a``), on the current device."""
+    import torch
+
+    torch.cuda.current_stream()  # makes the primary context current
+    device = torch.cuda.current_device()
+    return _load(name, function, tuple(sorted(defines.items())), arch, shared_bytes, device)
+
+
+def current_stream() -> int:
+    """torch's current stream, as a handle."""
+    import torch
+
+    return int(torch.cuda.current_stream().cuda_stream)
