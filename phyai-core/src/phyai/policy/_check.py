@@ -146,7 +146,7 @@ class Checker:
         self._reach(given, verbs, patterns, ops)
         rule_params = given.get("params")
         params = self._kernels.params(rule_params, patterns, ops) if rule_params is not None else {}
-        fallback = self._kernels.read(given["fallback"], "fallback", strict=True) if "fallback" in given else ()
+        fallback = self._fallback(given["fallback"]) if "fallback" in given else ()
         numerics = self._numerics(given.get("numerics"))
         if len(self._report.errors) > before or match is None:
             return None
@@ -186,6 +186,13 @@ class Checker:
             self._error(node, f"`{verb}` takes one id", "write `restrict_to` for several kernels or a glob")
         return Restriction(kernels, pin=True), ()
 
+    def _fallback(self, node: Node) -> tuple[str, ...]:
+        if node.text in FALLBACKS and not node.is_map and not node.is_list:
+            advice = "for example `fallback: reference.*`; `error`, `warn` and `reference` belong to `defaults`"
+            self._error(node, "the fallback of a rule names kernels", advice)
+            return ()
+        return self._kernels.read(node, "fallback", strict=True)
+
     def _reach(
         self, given: Mapping[str, Node], verbs: list[str], patterns: tuple[str, ...], ops: frozenset[str] | None
     ) -> None:
@@ -193,11 +200,18 @@ class Checker:
         named = [self._kernels.named_by(pattern) for pattern in patterns]
         if ops is None or not named or not all(named):
             return  # some kernel is unknown here, and has been spoken of
-        if not any(kernel.op in ops for kernels in named for kernel in kernels):
+        reached = self._with_parts(ops)
+        if not any(kernel.op in reached for kernels in named for kernel in kernels):
             report = self._report.warn if verbs == ["prefer"] else self._report.error
             node = given[verbs[0]]
             message = f"none of these kernels computes {', '.join(sorted(ops)) or 'an op that this rule matches'}"
             report(self._at(node), message, node.shown())
+
+    def _with_parts(self, ops: frozenset[str]) -> frozenset[str]:
+        """``ops`` and the ops of their parts: a kernel of a part serves a composite op's decomposition."""
+        known = [self._catalog.op(name) for name in ops if name in self._catalog.aliases]
+        parts = frozenset(self._catalog.aliases.get(part.op, part.op) for op in known for part in op.parts)
+        return ops if parts <= ops else self._with_parts(ops | parts)
 
     def _numerics(self, node: Node | None) -> NumericsDemand | None:
         if node is None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from phyai.catalog import Catalog
-from phyai.kernel import Kernel
+from phyai.kernel import Kernel, Param
 from phyai.policy import _earlier
 from phyai.policy._model import Location, is_glob, kernel_matches
 from phyai.policy._problems import Report, did_you_mean
@@ -26,6 +26,7 @@ class Kernels:
         self._ids = [kernel.id for kernel in catalog.kernels]
         self._backends = {kernel.backend for kernel in catalog.kernels}
         self._named: dict[str, tuple[Kernel, ...]] = {}
+        self._nearest = lru_cache(maxsize=1024)(lambda pattern: did_you_mean(pattern, self._ids))
 
     def named_by(self, pattern: str) -> tuple[Kernel, ...]:
         """The catalog's kernels that a canonical id or glob names."""
@@ -64,7 +65,7 @@ class Kernels:
             self._error(node, f"no kernel may be called so: {refused}")
         elif backend in self._backends or (is_glob(backend) and strict):
             what = "no kernel matches this" if is_glob(pattern) else f"backend `{backend}` has no such kernel"
-            hint = did_you_mean(pattern, self._ids) or "`phyai kernels` lists those that are known"
+            hint = self._nearest(pattern) or "`phyai kernels` lists those that are known"
             (self._report.error if strict else self._report.warn)(self._at(node), what, node.text, hint)
         elif is_glob(backend):
             self._report.warn(self._at(node), "no kernel matches this", node.text)
@@ -89,11 +90,12 @@ class Kernels:
         if not node.is_map:
             self._error(node, "`params` is a mapping of a kernel's parameters")
             return {}
-        kernels = [k for pattern in patterns or ("*",) for k in self.named_by(pattern) if ops is None or k.op in ops]
-        known: Mapping[str, list[Any]] = {}
+        named = [self.named_by(pattern) for pattern in patterns or ("*",)]
+        kernels = [kernel for some in named for kernel in some if ops is None or kernel.op in ops]
+        known: dict[str, list[Param]] = {}
         for kernel in kernels:
             for param in kernel.params:
-                known = {**known, param.name: [*known.get(param.name, []), param]}
+                known.setdefault(param.name, []).append(param)
         given: dict[str, Any] = {}
         for name, child in node.value.items():
             at = Location(self._file, *node.keys[name])
@@ -102,18 +104,18 @@ class Kernels:
                 given[name] = child.plain()
             elif name in _earlier.ABSENT_PARAMS:
                 self._report.warn(at, "a parameter of the earlier system; it is left out", name)
-            elif not kernels:  # nothing installed to ask
+            elif not all(named):  # it may be for a kernel that is not installed here
                 given[name] = child.plain()
             else:
-                of = kernels[0].id if len(kernels) == 1 else "the kernels this rule is for"
+                of = kernels[0].id if len(kernels) == 1 else "kernels that this rule is for"
                 hint = did_you_mean(name, known) or (f"it has {', '.join(f'`{k}`' for k in known)}" if known else None)
                 self._report.error(at, f"{of}: no such parameter", name, hint or "it has none")
         return given
 
-    def _value(self, node: Node, name: str, params: list[Any]) -> None:
+    def _value(self, node: Node, name: str, params: list[Param]) -> None:
         if any(param.values is None for param in params):
             return
-        allowed = list(dict.fromkeys(value for param in params for value in param.values))
+        allowed = [value for param in params for value in param.values or ()]
         if node.plain() not in allowed:
             self._error(node, f"`{name}` does not take this", f"one of {', '.join(f'`{v}`' for v in allowed)}")
 

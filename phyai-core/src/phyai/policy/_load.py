@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -57,8 +58,8 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         with Path(name).open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
             size = max(len(data), os.fstat(stream.fileno()).st_size)
-    except OSError as error:
-        what = f"the policy file cannot be read: {error.strerror or error}"
+    except (OSError, ValueError) as error:  # a path with a NUL byte is a ValueError
+        what = f"the policy file cannot be read: {getattr(error, 'strerror', None) or error}"
         raise _refusal(Problem(Location(name, 1, 1), what)) from None
     if size > MAX_BYTES:
         what = f"the file has {size:,} bytes; a policy file may have {MAX_BYTES:,}"
@@ -94,10 +95,9 @@ def parse_policy(
     return LoadedPolicy(policy.over(below), tuple(sorted(report.warnings, key=by_place)))
 
 
+@cache
 def default_policy() -> Policy:
     """The shipped default policy: it settles ties between PhyAI's own backends, and says nothing else."""
-    from phyai.catalog import Catalog
-
     text = resources.files("phyai.policy").joinpath("default.yaml").read_bytes()
     return parse_policy(text, file="default.yaml", catalog=Catalog.build(), base=Policy(), layer=Layer.SHIPPED).policy
 

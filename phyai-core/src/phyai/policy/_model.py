@@ -111,6 +111,10 @@ class NumericsDemand:
             missing.append(f"accumulates in {numerics.accumulation}, not {' or '.join(self.accumulation)}")
         return "; ".join(missing) or None
 
+    def __str__(self) -> str:
+        asked = [name for name in ("reproducible", "batch_invariant") if getattr(self, name)]
+        return ", ".join([*asked, *(f"accumulation in {name}" for name in self.accumulation)]) or "any"
+
 
 @attrs.frozen
 class Rule:

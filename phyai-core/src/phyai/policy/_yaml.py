@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import (
     AliasEvent,
     MappingEndEvent,
@@ -158,12 +158,11 @@ class _Composer:
             raise self.problem(self._at, "not valid YAML", suggestion=f"the parser says: {error}") from None
 
     def _syntax(self, error: YAMLError) -> YamlProblem:
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        if mark is not None:
-            context = f"{error.context}: " if getattr(error, "context", None) else ""
-            message = f"not valid YAML: {context}{getattr(error, 'problem', None) or 'cannot go on here'}"
-            lines = self._text.split("\n")
-            got = lines[mark.line].strip()[:60] if mark.line < len(lines) else None
+        if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark or error.context_mark) is not None:
+            context = f"{error.context}: " if error.context else ""
+            line = self._text.split("\n")[mark.line : mark.line + 1]
+            got = line[0].strip()[:60] if line else None
+            message = f"not valid YAML: {context}{error.problem or 'cannot go on here'}"
             return self.problem((mark.line + 1, mark.column + 1), " ".join(message.split()), got or None)
         index = getattr(error, "position", None)
         if isinstance(index, int):
