@@ -43,15 +43,15 @@ class Engine:
         from phyai.engine._host import make_host
 
         self.args = args
-        self._host: Host = make_host(args, policy, catalog)
-        plugin: ModelPlugin = self._host.catalog.model(args.plugin)
+        self.host: Host = make_host(args, policy, catalog)
+        plugin: ModelPlugin = self.host.catalog.model(args.plugin)
         arguments = plugin.arguments_class()
         if not isinstance(args.plugin_args, arguments):
             raise EngineError(
                 f"plugin_args of {args.plugin!r} should be a {arguments.__module__}.{arguments.__qualname__}, "
                 f"and is a {type(args.plugin_args).__name__}"
             )
-        self.model = plugin.loader()(args.plugin_args, self._host)
+        self.model = plugin.loader()(args.plugin_args, self.host)
         self._lock = threading.Lock()
         self._closed = False
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"phyai-{args.plugin}")
@@ -59,7 +59,7 @@ class Engine:
     @property
     def dispatcher(self) -> Dispatcher:
         """The dispatcher of this engine alone: its decisions, its policy."""
-        return self._host.dispatcher
+        return self.host.dispatcher
 
     def step(self, request: Any) -> Any:
         """The model's answer to ``request``, computed in the calling thread; calls take turns.

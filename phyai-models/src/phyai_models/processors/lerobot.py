@@ -16,7 +16,7 @@ import torch
 
 from phyai.errors import CheckpointError
 from phyai_models.weights.checkpoint import inside, read_json
-from phyai_models.weights.safetensors_file import read_header, read_into
+from phyai_models.weights.safetensors_file import read_all
 
 PREPROCESSOR = "policy_preprocessor.json"
 POSTPROCESSOR = "policy_postprocessor.json"
@@ -59,7 +59,7 @@ class ProcessorFile:
                 raise CheckpointError(f"{path}: step {name!r} is not one that can be honoured ({', '.join(sorted(KNOWN_STEPS))})")
             steps[name] = config
             if entry.get("state_file") is not None:
-                stats |= _read_all(inside(path.parent, entry["state_file"], path))
+                stats |= read_all(inside(path.parent, entry["state_file"], path))
         return cls(path, steps, stats)
 
     def normalization(self, step: str) -> tuple[Mapping[str, str], float]:
@@ -69,12 +69,3 @@ class ProcessorFile:
         if not isinstance(modes, dict):
             raise CheckpointError(f"{self.path}: norm_map of {step} is not a mapping")
         return modes, float(config.get("eps", 1e-8))
-
-
-def _read_all(path: Path) -> dict[str, torch.Tensor]:
-    values = {}
-    for name, info in read_header(path).items():
-        value = torch.empty(info.shape, dtype=info.dtype)
-        read_into(info, value)
-        values[name] = value
-    return values

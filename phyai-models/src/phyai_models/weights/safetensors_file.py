@@ -117,3 +117,16 @@ def read_into(info: TensorInfo, out: torch.Tensor) -> None:
             if not count:
                 raise CheckpointError(f"{info.path} ended while {info.name!r} was read: it changed since it was opened")
             target = target[count:]
+
+
+def read_all(path: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a small file, on the CPU.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    values = {}
+    for name, info in read_header(path).items():
+        values[name] = torch.empty(info.shape, dtype=info.dtype)
+        read_into(info, values[name])
+    return values
