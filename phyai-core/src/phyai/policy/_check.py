@@ -45,6 +45,8 @@ class Checker:
         self._kernels = Kernels(catalog, report, file)
         self._matches = Matches(catalog, report, file)
         self._ids: dict[str, Location] = {}
+        #: Ids of the rules of which a warning already says that they may match no call.
+        self.doubtful: set[str] = set()
 
     def policy(self, root: Node) -> Policy:
         if not root.is_map:
@@ -150,6 +152,8 @@ class Checker:
         numerics = self._numerics(given.get("numerics"))
         if len(self._report.errors) > before or match is None:
             return None
+        if match.doubtful:
+            self.doubtful.add(id)
         where = self._at(node)
         return Rule(id, match.predicate, priority, restriction, prefer, params, numerics, fallback, layer, where)
 

@@ -6,7 +6,7 @@ things about one aspect of it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,11 +23,15 @@ MAX_COMPARISONS = 5_000
 NOWHERE = Location("<policy>", 1, 1)
 
 
-def find_conflicts(rules: Sequence[Rule], catalog: Catalog, report: Report) -> None:
-    """Report every pair of rules that conflict, with a call that both match, and every rule without such a call."""
+def find_conflicts(rules: Sequence[Rule], doubtful: Collection[str], catalog: Catalog, report: Report) -> None:
+    """Report every pair of rules that conflict, with a call that both match, and every rule without such a call.
+
+    ``doubtful`` are the ids of rules of which a warning already says that no call may match them.
+    """
     checker = _Conflicts(catalog, report)
     for rule in rules:
-        checker.check_reachable(rule)
+        if rule.id not in doubtful:
+            checker.check_reachable(rule)
     groups: dict[tuple[int, int], list[Rule]] = {}
     for rule in rules:
         groups.setdefault(rule.strength, []).append(rule)

@@ -85,7 +85,7 @@ def parse_policy(
     try:
         checker = Checker(catalog, report, file, layer)
         policy = checker.policy(read_yaml(text, file))
-        find_conflicts(policy.rules, catalog, report)
+        find_conflicts(policy.rules, checker.doubtful, catalog, report)
     except YamlProblem as error:
         report.errors.append(error.problem)
     except TooManyProblems:

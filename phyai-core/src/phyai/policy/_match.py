@@ -11,7 +11,7 @@ from phyai.catalog import Catalog
 from phyai.facts import Vocabulary
 from phyai.policy import _earlier
 from phyai.policy._model import Location, is_glob, kernel_matches
-from phyai.policy._problems import Report
+from phyai.policy._problems import Report, did_you_mean
 from phyai.policy._yaml import Node
 from phyai.predicates import FALSE, TRUE, Predicate, PredicateErrors, match
 
@@ -22,10 +22,11 @@ Ops = frozenset[str] | None  # None: any op
 
 @attrs.frozen
 class Match:
-    """A predicate, and the ops whose calls it can match."""
+    """A predicate, the ops whose calls it can match, and whether a warning says that it may match none."""
 
     predicate: Predicate
     ops: Ops
+    doubtful: bool = False
 
 
 class Matches:
@@ -48,21 +49,25 @@ class Matches:
         """The predicate, or None when something is wrong with it."""
         if node.value is None:
             return Match(TRUE, None)
-        before = len(self.report.errors)
+        errors, warnings = len(self.report.errors), len(self.report.warnings)
         reading = _Reading(self)
         data = reading.item(node, (), None)
         try:
             predicate = match(data, self.vocabulary, ops=self.op_names)
-        except PredicateErrors as errors:
-            for problem in errors.problems:
+        except PredicateErrors as refusal:
+            for problem in refusal.problems:
                 at, got = reading.place(problem.path, at_key=problem.at_key)
                 message, _, forms = problem.message.partition("; ")  # what may be written instead
                 self.report.error(at, message, got, problem.suggestion or forms or None)
-        if len(self.report.errors) > before:
+        if len(self.report.errors) > errors:
             return None
+        ops = self.ops(node, None)
+        at = Location(self.file, node.line, node.column)
         if predicate == FALSE:
-            self.report.warn(Location(self.file, node.line, node.column), "no call can match this", node.shown())
-        return Match(predicate, self.ops(node, None))
+            self.report.warn(at, "no call can match this", node.shown())
+        elif ops and ops <= _earlier.ABSENT_OPS - self.catalog.aliases.keys():
+            self.report.warn(at, "an op of the earlier system, so no call here matches this", ", ".join(sorted(ops)))
+        return Match(predicate, ops, len(self.report.warnings) > warnings)
 
     def ops(self, node: Node, scope: Ops) -> Ops:
         """The ops that a mapping can match, within ``scope``, as far as its own ``op`` says."""
@@ -84,10 +89,10 @@ class Matches:
 
     def _has(self, fact: str, scope: Ops) -> bool:
         """Whether calls of an op in ``scope`` can carry a fact."""
-        if scope is None:
-            return self.catalog.vocabulary.find(fact) is not None
-        here = (op for op in scope if op in self.catalog.aliases)
-        return any(self.catalog.vocabulary_of(op).find(fact) is not None for op in here)
+        known = [op for op in scope or () if op in self.catalog.aliases]
+        if not known:
+            return (self.vocabulary if scope else self.catalog.vocabulary).find(fact) is not None
+        return any(self.catalog.vocabulary_of(op).find(fact) is not None for op in known)
 
 
 def _gated(node: Node) -> bool:
@@ -177,10 +182,9 @@ class _Reading:
             self._report.warn(at, f"no call{of} carries this fact, {outcome}", written)
             return True
         catalog = self._matches.catalog
-        near = None
+        hint = None
         if scope and len(scope) == 1 and (op := next(iter(scope))) in catalog.aliases:
-            near = catalog.vocabulary_of(op).suggest(written)
-        near = near or catalog.vocabulary.suggest(written)
-        hint = f"did you mean `{near}`?" if near else "`phyai ops` lists the facts of every op"
+            hint = did_you_mean(written, catalog.vocabulary_of(op).names())
+        hint = hint or did_you_mean(written, catalog.vocabulary.names()) or "`phyai ops` lists the facts of every op"
         self._report.error(at, "unknown fact", written, hint)
         return False

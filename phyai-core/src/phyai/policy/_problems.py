@@ -84,9 +84,8 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     'did you mean `restrict_to`?'
     """
     options = list(known)
-    near = difflib.get_close_matches(name, options, n=1, cutoff=cutoff)
-    if not near:
-        near = [option for option in options if option.lower() == name.lower()]
+    near = [option for option in options if option.lower() == name.lower()]
+    near = near or difflib.get_close_matches(name, options, n=1, cutoff=cutoff)
     return f"did you mean `{near[0]}`?" if near else None
 
 
