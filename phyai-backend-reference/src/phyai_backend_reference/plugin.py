@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from phyai.kernel import Kernel
 from phyai.plugins import hookimpl
 
-from phyai_backend_reference import reference_rows, torch_rows
+from phyai_backend_reference.rows import reference, torch, torch_attention
 
 PLUGIN_API = 1
 
 
 @hookimpl
 def phyai_kernels() -> Iterable[Kernel]:
-    return (*reference_rows.KERNELS, *torch_rows.KERNELS)
+    return (*reference.KERNELS, *torch.KERNELS, *torch_attention.KERNELS)

@@ -1,5 +1,1 @@
-"""``torch.*``: torch's own library calls as rows."""
-
-from phyai.kernel import Kernel
-
-KERNELS: tuple[Kernel, ...] = ()
+"""``torch.*``: torch's own library calls."""

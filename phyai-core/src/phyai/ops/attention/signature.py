@@ -38,7 +38,7 @@ ATTRIBUTES = (
 )
 
 GROUP = FactSpec("shape.group", FactKind.NUMBER, "query heads per key head: heads / kv_heads", minimum=1)
-SQUARE = FactSpec("shape.square", FactKind.FLAG, "as many queries as keys: Sq equals Sk", dynamic=True)
+SQUARE = FactSpec("attrs.square", FactKind.FLAG, "as many queries as keys: Sq equals Sk", dynamic=True)
 
 
 def group(facts: Mapping[str, FactValue]) -> dict[str, FactValue]:
@@ -50,10 +50,10 @@ def group(facts: Mapping[str, FactValue]) -> dict[str, FactValue]:
 
 
 def derive(facts: Mapping[str, FactValue]) -> Mapping[str, FactValue]:
-    """``shape.group`` and ``shape.square``, as far as they are known."""
+    """``shape.group`` and ``attrs.square``, as far as they are known."""
     derived = group(facts)
     if "shape.Sq" in facts and "shape.Sk" in facts:
-        derived["shape.square"] = facts["shape.Sq"] == facts["shape.Sk"]
+        derived["attrs.square"] = facts["shape.Sq"] == facts["shape.Sk"]
     return derived
 
 

@@ -1,0 +1,1 @@
+"""The records of this distribution's kernels. Nothing here imports torch."""

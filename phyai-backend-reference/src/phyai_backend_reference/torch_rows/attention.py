@@ -1,0 +1,73 @@
+"""``torch.attention.*``: SDPA's backends, and variable-length flash attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from phyai.facts import Facts
+from phyai.kernel import Prepared, Resources
+
+from phyai_backend_reference.numerics import give
+from phyai_backend_reference.torch_rows import sdpa
+
+
+def _padded(backend: sdpa.Backend, facts: Facts) -> Prepared:
+    attend = sdpa.attention(backend, facts)
+
+    def run(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        cu_seqlens_q: None = None,
+        cu_seqlens_k: None = None,
+        out: torch.Tensor | None = None,
+        state: object = None,
+    ) -> torch.Tensor:
+        return give(attend(q, k, v, mask), q.dtype, out)
+
+    return Prepared(run)
+
+
+def prepare_flash(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+) -> Prepared:
+    return _padded(sdpa.flash(facts), facts)
+
+
+def prepare_cudnn(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+) -> Prepared:
+    return _padded(sdpa.cudnn, facts)
+
+
+def prepare_efficient(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+) -> Prepared:
+    return _padded(sdpa.efficient, facts)
+
+
+def prepare_math(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    return _padded(sdpa.math, facts)
+
+
+def prepare_varlen(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+) -> Prepared:
+    attend = sdpa.varlen(facts)
+
+    def run(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: None = None,
+        cu_seqlens_q: torch.Tensor | None = None,
+        cu_seqlens_k: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        state: object = None,
+    ) -> torch.Tensor:
+        return give(attend(q, k, v, cu_seqlens_q, cu_seqlens_k, len(k)), q.dtype, out)
+
+    return Prepared(run)

@@ -1,0 +1,65 @@
+"""``torch.conv1d``, ``conv2d``, ``conv3d`` and ``causal_conv``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from phyai.facts import Facts
+from phyai.kernel import Prepared, Resources
+
+from phyai_backend_reference.numerics import attribute, give, in_place
+from phyai_backend_reference.reference.conv import per_axis
+
+
+def convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> torch.Tensor:
+    """torch's convolution, deterministic and without TF32, whatever the process's settings are."""
+    return torch.ops.aten._convolution(
+        x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups, False, True, True, False
+    )
+
+
+def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    weight, bias = weights["weight"], weights.get("bias")
+    axes = weight.dim() - 2
+    stride, padding, dilation = (
+        per_axis(facts, name, default, axes) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
+    )
+    groups = attribute(facts, "groups", 1)
+
+    def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
+        return give(convolution(x, weight, bias, stride, padding, dilation, groups), x.dtype, out)
+
+    return Prepared(run, refresh=in_place(weights))
+
+
+def prepare_causal(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+) -> Prepared:
+    weight, bias = weights["weight"], weights.get("bias")
+    channels, width = weight.shape
+    silu = attribute(facts, "activation", None) == "silu"
+
+    def run(
+        x: torch.Tensor, conv_state: torch.Tensor | None = None, out: torch.Tensor | None = None, state: object = None
+    ) -> torch.Tensor:
+        full = F.pad(x, (width - 1, 0)) if conv_state is None else torch.cat((conv_state, x), dim=-1)
+        if x.numel():
+            y = convolution(full, weight[:, None], bias, (1,), (0,), (1,), channels)
+        else:
+            y = torch.empty_like(x)
+        if conv_state is not None:
+            conv_state.copy_(full[..., x.shape[-1] :])
+        return give(F.silu(y) if silu else y, x.dtype, out)
+
+    return Prepared(run, refresh=in_place(weights))

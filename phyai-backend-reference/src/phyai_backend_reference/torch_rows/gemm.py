@@ -1,0 +1,31 @@
+"""``torch.gemm.*``: a linear layer in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from phyai.facts import Facts
+from phyai.kernel import Prepared, Resources
+
+from phyai_backend_reference.numerics import in_place
+
+
+def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    weight, bias = weights["weight"], weights.get("bias")
+
+    def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
+        if out is None:
+            return F.linear(x, weight, bias)
+        if not out.is_contiguous():
+            return out.copy_(F.linear(x, weight, bias))
+        rows, flat = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
+        if bias is None:
+            torch.mm(rows, weight.T, out=flat)
+        else:
+            torch.addmm(bias, rows, weight.T, out=flat)
+        return out
+
+    return Prepared(run, refresh=in_place(weights))
