@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from phyai.errors import CallError
-from phyai.facts import Facts, FactValue, canonical_dtype
+from phyai.facts import Facts, FactValue, Vocabulary, canonical_dtype
 from phyai.op import FLOATS, Attr, Op
 
 
@@ -93,6 +93,19 @@ def attributes(op: Op, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     _known("attribute", given, (a.name for a in op.attributes), op)
     return {a.name: _attribute(op, a, given[a.name]) if a.name in given else a.default for a in op.attributes}
+
+
+def check_names(op: Op, names: Iterable[str], vocabulary: Vocabulary) -> None:
+    """Refuse facts that no call of ``op`` can carry.
+
+    Raises:
+        CallError: naming the nearest fact that is declared.
+    """
+    for name in names:
+        if vocabulary.find(name) is None:
+            near = vocabulary.suggest(name)
+            hint = f"did you mean {near}?" if near else f"`phyai ops {op.name}` lists the facts"
+            raise CallError(f"{op.name} has no fact {name!r}; {hint}")
 
 
 def _attribute(op: Op, attr: Attr, value: Any) -> Any:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from phyai.calls import check_names
 from phyai.catalog import Catalog
 from phyai.decision import Decision, RuleRef
 from phyai.dispatch.binding import signature as describe
@@ -93,6 +94,7 @@ class Dispatcher:
         own = dict(weights or {})
         extra = {**self._common, "role": role, "layer": layer, "phase": phase, "mode.capture": capture, **(facts or {})}
         try:
+            check_names(signature, facts or (), self.catalog.vocabulary_of(signature.name))
             static = static_facts(
                 signature,
                 weights=own,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from phyai.calls import call_facts, fill_dtypes
+from phyai.calls import call_facts, check_names, fill_dtypes
 from phyai.catalog import Catalog
 from phyai.decision import Decision
 from phyai.environment import Environment
-from phyai.errors import CallError, NoKernelError
+from phyai.errors import NoKernelError
 from phyai.facts import Facts, canonical_dtype
 from phyai.op import FLOATS, ArgSpec, Op
 from phyai.policy import Policy
@@ -46,12 +46,7 @@ def complete(
     Dimensions, dtypes, attributes and optional tensors that are not given come from the argument spec that
     agrees best with what is given.
     """
-    vocabulary = catalog.vocabulary_of(op.name)
-    for name in given:
-        if name != "op" and vocabulary.find(name) is None:
-            near = vocabulary.suggest(name)
-            hint = f"did you mean {near}?" if near else f"`phyai ops {op.name}` lists the facts"
-            raise CallError(f"{op.name} has no fact {name!r}; {hint}")
+    check_names(op, given, catalog.vocabulary_of(op.name))
     known = {name: canonical_dtype(str(v)) if name.startswith("dtype.") and v else v for name, v in given.items()}
     spec = _best(op, known)
     facts = _filled(op, known, spec)

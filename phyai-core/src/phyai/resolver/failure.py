@@ -21,7 +21,7 @@ def nothing_left(decision: Decision, restriction: Rule | None) -> NoKernelError:
     if not decision.candidates:
         why = "no installed backend has a kernel of this op; `phyai backends` shows what is installed"
     lines = [f"{_call(decision)}: {why}", *(f"  {r.kernel}: [{r.stage.value}] {r.reason}" for r in decision.rejected)]
-    lines += [f"  part {name}: {part.failure.splitlines()[0]}" for name, part in decision.parts.items() if part.failure]
+    lines += [f"  part {name}: {part.failure}" for name, part in decision.parts.items() if part.failure]
     return NoKernelError("\n".join(lines), attrs.evolve(decision, failure=why))
 
 
@@ -32,8 +32,8 @@ def ambiguous(decision: Decision, tied: tuple[Kernel, ...]) -> AmbiguousKernelEr
     conditions = ", ".join(f"{name}: {value}" for name, value in {"op": decision.op, **matched}.items())
     line = f"  - {{id: {decision.op.replace('_', '-')}-tie, match: {{{conditions}}}, prefer: [{tied[0].id}]}}"
     why = f"{names} tie (band {tied[0].band.name.lower()}) and no rule settles it"
-    message = f"{_call(decision)}: {why}; add to `rules:` in the policy, with the one you want:\n{line}"
-    return AmbiguousKernelError(message, attrs.evolve(decision, failure=why))
+    settle = f"{why}; add to `rules:` in the policy, with the one you want:\n{line}"
+    return AmbiguousKernelError(f"{_call(decision)}: {settle}", attrs.evolve(decision, failure=settle))
 
 
 def _call(decision: Decision) -> str:

@@ -1,7 +1,8 @@
 """The order of the kernels that may run a call, and what settled it.
 
 Preferences of rules come first, the highest layer's before the others'; what they leave equal goes by band;
-inside a band a backend's own kernels go by rank, and two backends by ``defaults.ties``. What is still
+inside a band fused kernels come before the decomposition, a backend's own kernels go by rank, and two backends by
+``defaults.ties``. What is still
 equal then is a tie, and a tie for the first place is an error.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from phyai.composite import is_decomposition
 from phyai.decision import Accepted, RuleRef
 from phyai.kernel import Kernel
 from phyai.policy import Aspects, Rule, kernel_matches
@@ -45,7 +47,8 @@ def order(
     positions = {k.id: tuple(_position(rule.prefer, k.id, parts) for rule in rules) for k in eligible}
 
     def strong(kernel: Kernel) -> tuple[object, ...]:
-        return (_position(fallback, kernel.id, parts), positions[kernel.id], -kernel.band)
+        chained = is_decomposition(kernel)  # inside a band, after every fused kernel
+        return (_position(fallback, kernel.id, parts), positions[kernel.id], -kernel.band, chained)
 
     def full(kernel: Kernel) -> tuple[object, ...]:
         tie = ties.index(kernel.backend) if kernel.backend in ties else len(ties)
@@ -109,6 +112,6 @@ def _decided_by(ranked: Sequence[Kernel], rules: Sequence[Rule], positions: Mapp
     for rule, a, b in zip(rules, positions[first.id], positions[second.id], strict=True):
         if a != b:
             return str(rule.layer)
-    if first.band != second.band:
+    if first.band != second.band or is_decomposition(second):
         return BANDS
     return RANKS if first.backend == second.backend else TIES

@@ -46,8 +46,8 @@ def resolve(
         AmbiguousKernelError: two kernels tie for the first place.
         DeclarationError: the op is unknown.
     """
-    facts = environment_facts(facts, environment)
     op = catalog.op(str(facts["op"]))
+    facts = environment_facts(facts, environment).replace({"op": op.name})
     aspects = policy.aspects(facts)
     parts = resolve_parts(op, facts, catalog, policy, environment) if op.composite else Parts()
     judged = _judge(op, facts, aspects, catalog, policy, parts, failed)
