@@ -18,13 +18,15 @@ PLAIN = "plain"
 class QuantFormat:
     """A packed layout, and the schemes and devices that it holds exactly.
 
+    ``name`` is ``<backend>.<format>``; ``layout`` is what kernels list in their ``layouts``.
+
     ``when`` reads ``quant.*``, ``shape.N``, ``shape.K``, ``dtype.*``, ``device.*`` and ``lib.*`` facts;
     where it holds, ``unpack(pack(weight))`` equals ``weight``. ``pack`` takes a plain
     :class:`phyai.quant.weight.QuantizedWeight` and returns one in this layout; ``unpack`` is its inverse.
     Both are usually ``"module:function"`` strings, imported when first used.
     """
 
-    id: str
+    name: str
     layout: str
     when: Predicate
     pack: str | Callable[..., Any] = attrs.field(repr=False)
@@ -33,7 +35,7 @@ class QuantFormat:
 
     @property
     def backend(self) -> str:
-        return self.id.split(".", 1)[0]
+        return self.name.split(".", 1)[0]
 
     def load_pack(self) -> Callable[..., Any]:
         """Import and return the packer."""

@@ -186,10 +186,9 @@ def _tensor(path: tuple[str | int, ...], entry: Any, *, activation: bool) -> Ten
         fields["scale_dtype"] = _choice(
             (*path, "scale_dtype"), canonical_dtype(str(entry["scale_dtype"])), SCALE_DTYPES
         )
-    if "dynamic" in entry:
-        if entry["dynamic"] is not activation:
-            wanted = "dynamic: true; a static scale needs calibration" if activation else "dynamic: false"
-            raise _Refuse((*path, "dynamic"), f"{entry['dynamic']!r} is not supported here", wanted)
+    if "dynamic" in entry and entry["dynamic"] is not activation:
+        wanted = "dynamic: true; a static scale needs calibration" if activation else "dynamic: false"
+        raise _Refuse((*path, "dynamic"), f"{entry['dynamic']!r} is not supported here", wanted)
     try:
         return TensorQuant(**fields)
     except DeclarationError as error:

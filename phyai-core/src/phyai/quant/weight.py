@@ -38,6 +38,7 @@ class QuantizedWeight:
         input_scale: of a static input, float32 scalar (``tensor``); of a dynamic one with a second
             scale, that second scale, float64 scalar.
         input_zero_point: of a static asymmetric input, float32 scalar.
+        output_scale, output_zero_point: the same of a quantized output.
         layout: the memory layout; packed layouts keep their tensors in ``packed``.
         packed: a packed layout's own tensors by name.
     """
@@ -52,13 +53,16 @@ class QuantizedWeight:
     pre_scale: Any = None
     input_scale: Any = None
     input_zero_point: Any = None
+    output_scale: Any = None
+    output_zero_point: Any = None
     layout: str = PLAIN
     packed: dict[str, Any] = attrs.field(factory=dict)
 
     @property
     def dtype(self) -> str:
-        """The element type's name."""
-        return self.scheme.weight.dtype
+        """What the codes are stored as: the element type when it has 8 bits, else ``uint8``."""
+        quant = self.scheme.weight
+        return quant.dtype if quant.bits == 8 else "uint8"
 
     @property
     def ndim(self) -> int:

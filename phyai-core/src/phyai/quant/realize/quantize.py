@@ -1,0 +1,163 @@
+"""From numbers to codes: rounding to an element type, and scales that follow from the data.
+
+Used where scales are computed: inputs that are quantized at run time, and weights quantized at load.
+All arithmetic is float32 (float64 for float64 data).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from phyai.quant.elements import Element
+from phyai.quant.realize.codes import torch_fp8
+from phyai.quant.scheme import TensorQuant
+
+if TYPE_CHECKING:
+    import torch
+
+#: The smallest e4m3 scale that is used for a group of zeros, as the tools do.
+_E4M3_OF_ZERO = 0.125
+
+
+@attrs.frozen(eq=False)
+class QuantizedInput:
+    """An activation ``[M, K]``, quantized: the numbers that its codes stand for, with scales per group.
+
+    ``values`` are integers or narrow floats held in a wide float type; the input is
+    ``(values - zero_point) * scale`` with ``scale`` and ``zero_point`` broadcast over the groups of ``K``:
+    ``[1, 1]`` (tensor), ``[M, 1]`` (token) or ``[M, groups]``.
+    """
+
+    values: torch.Tensor
+    scale: torch.Tensor
+    zero_point: torch.Tensor | None
+    group_size: int | None = None
+
+    def dequantized(self) -> torch.Tensor:
+        """The numbers that the quantized input stands for, ``[M, K]``."""
+        values, k = self.values, self.values.shape[1]
+        if self.zero_point is not None:
+            values = values - over_inputs(self.zero_point, self.group_size, k)
+        return values * over_inputs(self.scale, self.group_size, k)
+
+
+def quantize_input(
+    x: torch.Tensor,
+    quant: TensorQuant,
+    scale: torch.Tensor | None = None,
+    zero_point: torch.Tensor | None = None,
+) -> QuantizedInput:
+    """Quantize an activation ``[M, K]`` (float32 or float64).
+
+    ``scale`` and ``zero_point`` are the stored ones of a static input, ``scale`` the second scale of a
+    dynamic input that has one; see :class:`phyai.quant.weight.QuantizedWeight`.
+    """
+    size = quant.group_size
+    if not quant.dynamic:
+        assert scale is not None
+        used = scale.to(x.dtype).reshape(1, 1)
+        zero = None if zero_point is None else zero_point.to(x.dtype).reshape(1, 1)
+    else:
+        low, high = _extremes(x, quant)
+        if quant.zero_point is None:
+            used, zero = symmetric_scale(low.abs().maximum(high.abs()), quant, scale), None
+        else:
+            used, zero = asymmetric_scale(low, high, quant)
+    divided = x / over_inputs(used, size, x.shape[1])
+    if zero is not None:
+        divided = divided + over_inputs(zero, size, x.shape[1])
+    return QuantizedInput(round_to(divided, quant.element), used, zero, size)
+
+
+def _extremes(x: torch.Tensor, quant: TensorQuant) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest and largest value of every group, zero included."""
+    import torch
+
+    if quant.group_size is not None:
+        pad = -x.shape[1] % quant.group_size
+        x = torch.nn.functional.pad(x, (0, pad)).reshape(x.shape[0], -1, quant.group_size)
+        low, high = x.amin(-1), x.amax(-1)
+    elif quant.granularity == "tensor":
+        low, high = (x.amin(), x.amax()) if x.numel() else (x.new_zeros(()), x.new_zeros(()))
+        low, high = low.reshape(1, 1), high.reshape(1, 1)
+    else:
+        low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
+    return low.clamp(max=0), high.clamp(min=0)
+
+
+def over_inputs(per_group: torch.Tensor, group_size: int | None, k: int) -> torch.Tensor:
+    """Values per group, in a shape that broadcasts against ``[M, k]``."""
+    return per_group if group_size is None else per_group.repeat_interleave(group_size, dim=1)[:, :k]
+
+
+def symmetric_scale(amax: torch.Tensor, quant: TensorQuant, second: torch.Tensor | None = None) -> torch.Tensor:
+    """The scale of each group by its largest magnitude, rounded to the scale type; the second scale included.
+
+    A group of zeros gets a scale that is not zero (its values are zero whatever it is).
+    """
+    import torch
+
+    info = quant.element
+    if quant.scale_rule.startswith("mx_"):
+        # as e8m0 holds them: 2**-127 to 2**127
+        return torch.exp2(power_of_two(amax, info, quant.scale_rule).clamp(-127, 127))
+    largest = (info.maximum - info.minimum) / 2 if quant.scale_rule == "full_range" else info.maximum
+    scale = amax / largest
+    if quant.scale_dtype == "fp8_e4m3":
+        factor = 1.0 if second is None else second.to(torch.float64)
+        local = (scale / factor).to(scale.dtype).clamp(max=448.0).to(torch.float8_e4m3fn).to(scale.dtype)
+        local = torch.where(local == 0, _E4M3_OF_ZERO, local)
+        return (local.to(torch.float64) * factor).to(scale.dtype)
+    return torch.where(scale == 0, 1.0, scale)
+
+
+def power_of_two(amax: torch.Tensor, info: Element, rule: str) -> torch.Tensor:
+    """The exponent of a power-of-two scale for a group of this largest magnitude.
+
+    ``mx_floor``: floor(log2(amax)) - emax (OCP MX 1.0); ``mx_ceil``: ceil(log2(amax / largest)), so that
+    nothing is clipped; ``mx_even``: floor(log2(amax rounded to the element's precision)) - emax.
+    Zero gives -127.
+    """
+    import torch
+
+    emax = torch.frexp(torch.tensor(info.maximum, dtype=torch.float64))[1].item() - 1
+    if rule == "mx_ceil":
+        mantissa, exponent = torch.frexp(amax / info.maximum)
+        exponent = exponent - (mantissa == 0.5).to(exponent.dtype)
+    else:
+        mantissa, exponent = torch.frexp(amax)
+        if rule == "mx_even":
+            kept = info.mantissa if info.bits == 6 else 1
+            exponent = exponent + (mantissa >= 1.0 - 2.0 ** -(kept + 2)).to(exponent.dtype)
+        exponent = exponent - 1 - emax
+    return torch.where(amax == 0, -127.0, exponent.to(amax.dtype))
+
+
+def asymmetric_scale(low: torch.Tensor, high: torch.Tensor, quant: TensorQuant) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale and zero point that map [low, high] onto all codes; the zero point is rounded unless it is a float."""
+    import torch
+
+    info = quant.element
+    scale = (high - low) / (info.maximum - info.minimum)
+    scale = torch.where(scale == 0, 1.0, scale)
+    zero = info.minimum - low / scale
+    if quant.zero_point == "int":
+        zero = zero.round().clamp(info.minimum, info.maximum)
+    return scale, zero
+
+
+def round_to(x: torch.Tensor, info: Element) -> torch.Tensor:
+    """The nearest values of an element type, ties to even, out of range to the largest; in x's own dtype."""
+    import torch
+
+    clamped = x.clamp(info.minimum, info.maximum)
+    if info.kind != "float":
+        return clamped.round()
+    fp8 = torch_fp8(info.name)
+    if fp8 is not None:
+        return clamped.to(fp8).to(x.dtype)
+    exponent = torch.frexp(clamped)[1] - 1
+    quantum = torch.exp2(exponent.clamp(min=1 - info.bias).to(x.dtype) - info.mantissa)
+    return (clamped / quantum).round() * quantum
