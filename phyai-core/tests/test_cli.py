@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 import pytest
 from phyai.catalog import Catalog
-from phyai.cli import Exit, main
+from phyai.cli import Context, Exit, main
 from phyai.cli.registry import BUILT_IN
 from phyai.environment import Library
 from phyai.kernel import Band, Capture, Kernel, Numerics
@@ -226,11 +226,12 @@ def test_backends_status_is_1_only_when_asked_to_check(phyai):
     assert phyai("backends", "--check").status == Exit.REFUSED
 
 
-def test_backends_json_counts_kernels(phyai):
+def test_backends_count_what_each_provides(phyai):
     rows = {row["name"]: row for row in phyai("backends", "--json").data["plugins"]}
-    assert rows["fast"]["kernels"] == 1
+    assert rows["fast"]["provides"] == {"kernels": 1, "models": 2, "libraries": 1, "commands": 1}
     assert rows["fast"]["usable"]
-    assert (rows["sad"]["kernels"], rows["sad"]["usable"], rows["sad"]["state"]) == (0, False, "import error")
+    assert (rows["sad"]["provides"], rows["sad"]["usable"], rows["sad"]["state"]) == ({}, False, "import error")
+    assert "1 kernel, 2 models, 1 library, 1 command" in phyai("backends").out
 
 
 def test_ops_lists_every_op_with_its_kernels(phyai, catalog):
@@ -456,6 +457,15 @@ def test_tables_fit_the_width_of_the_terminal(catalog, columns):
     out = on_terminal(catalog, "backends", COLUMNS=str(columns))
     lines = [Text.from_ansi(line).cell_len for line in out.splitlines()]
     assert max(lines) <= columns
+
+
+def test_progress_draws_on_a_terminal_only(catalog):
+    shown, hidden = Terminal(), io.StringIO()
+    for stream in (shown, hidden):
+        with Context(stderr=stream, env={"TERM": "xterm", "COLUMNS": "80"}).progress("tuning") as update:
+            update(1, 2)
+    assert "tuning" in shown.getvalue()
+    assert hidden.getvalue() == ""
 
 
 # in processes of their own

@@ -310,6 +310,69 @@ def test_an_op_that_takes_a_name_of_the_core_is_refused(site):
     assert_refused(catalog, "bad", PluginState.INVALID, "'layernorm' belongs to the op layer_norm of phyai-core")
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ("(X, Y), (Dim('M', ''),)", ("tensor x has the dimension D",)),
+        ("(Tensor('x', ('2M',)),), (Dim('M', ''),)", ("dimension '2M' must read",)),
+        ("(X, X), (M, D)", ("tensor x is declared twice",)),
+        ("(Tensor('x', ('M',), 'inptu'),), (M,)", ("'inptu'", "metadata")),
+        ("(X, Y), (M, D), arg_specs=(ArgSpec('s', {'Q': 3}),)", ("argument spec s", "no dimension 'Q'")),
+        ("(X, Y), (M, D), arg_specs=(ArgSpec('s', {}, {'x': 'int8'}),)", ("x is given as int8",)),
+        ("(X, Y), (M, D), parts=(Part('p', 'gemm'),)", ("parts and compose go together",)),
+        ("(X, Y), (M, D), compose='op_plugin:prepare'", ("parts and compose go together",)),
+        ("(X, Y), (M, D), parts=(Part('p', 'gmm'),), compose='op_plugin:prepare'", ("unknown op 'gmm'",)),
+        (
+            "(X, Y), (M, D), parts=(Part('p', 'gemm', {'weight': 'w'}),), compose='op_plugin:prepare'",
+            ("part p", "no weight 'w'"),
+        ),
+        ("(X, Y), (M, D), parts=(Part('p', 'gemm'),), compose='gone_module:f'", ("no module gone_module",)),
+        ("(X, Y), (M, D), synthesize='op_plugin'", ("module:function",)),
+        ("(X, Y), (M, D), extra_facts=(FactSpec('device.arch', FactKind.NUMBER, ''),)", ("different kinds",)),
+        ("None, 7", ("TypeError",)),
+        ("(1, 2), (M, D)", ("cannot be read",)),
+    ],
+)
+def test_an_op_whose_signature_cannot_be_true_refuses_the_plugin(site, fields, words):
+    write_plugin(
+        site,
+        "op_plugin",
+        f"""
+        from phyai.facts import FactKind, FactSpec
+        from phyai.op import ArgSpec, Dim, Op, Part, Tensor
+        M, D = Dim("M", "rows", True), Dim("D", "")
+        X, Y = Tensor("x", ("...M", "D")), Tensor("y", ("...M", "D"), "output")
+        @hookimpl
+        def phyai_ops():
+            return [Op("mine", "y = x", {fields})]
+        """,
+    )
+    write_distribution(site, "phyai-backend-bad", {"bad": "op_plugin"})
+    catalog = discover(env={})
+    assert_refused(catalog, "bad", PluginState.INVALID, *words)
+    assert "mine" not in catalog.aliases
+
+
+def test_a_command_of_the_core_or_without_a_module_is_refused(site):
+    hook = "from phyai.plugins import Command\n@hookimpl\ndef phyai_commands():\n    return [Command({}, 'x', {})]"
+    write_plugin(site, "one_plugin", hook.format("'explain'", "'one_plugin'"))
+    write_plugin(site, "two_plugin", hook.format("'fly'", "'two_plugin.gone'"))
+    write_distribution(site, "one", {"one": "one_plugin"})
+    write_distribution(site, "two", {"two": "two_plugin"})
+    catalog = discover(env={})
+    assert_refused(catalog, "one", PluginState.INVALID, "'explain' is phyai-core's own")
+    assert_refused(catalog, "two", PluginState.INVALID, "no module two_plugin.gone")
+
+
+def test_the_cores_own_ops_pass_the_checks_of_a_plugins():
+    from phyai.ops import CORE_OPS
+    from phyai.plugins.checking import module_exists
+    from phyai.plugins.op_checks import op_problems
+
+    ops = {op.name: op for op in CORE_OPS}
+    assert [(op.name, problem) for op in CORE_OPS for problem in op_problems(op, ops, module_exists)] == []
+
+
 def test_kernels_for_an_op_of_a_refused_plugin_are_refused_too(site):
     write_plugin(
         site,

@@ -88,6 +88,7 @@ class Catalog:
             for before, after in zip(given, accepted, strict=True):
                 if after is not before:
                     raise DeclarationError(f"{after.status}: {after.status.reason}")
+        accepted = tuple(plugin.counted() for plugin in accepted)
 
         def gather(kind: str) -> list[Any]:
             return [record for plugin in accepted for record in getattr(plugin, kind)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections import Counter
 from typing import Any
 
 import attrs
@@ -30,9 +29,8 @@ def main(args: argparse.Namespace, context: Context) -> int:
     finally:
         log.removeFilter(_nothing)
     environment = context.environment()
-    owned = Counter(owner for kernel in catalog.kernels if (owner := catalog.owner(kernel.id)) is not None)
     rows: list[dict[str, Any]] = [
-        {**attrs.asdict(status), "state": status.state.value, "usable": status.state.usable, "kernels": owned[status]}
+        {**attrs.asdict(status), "state": status.state.value, "usable": status.state.usable}
         for status in catalog.plugins
     ]
     if context.json:
@@ -43,14 +41,14 @@ def main(args: argparse.Namespace, context: Context) -> int:
         found = ", ".join(f"{name} {version}" for name, version in environment.libraries.items())
         context.say(f"libraries: {found or 'none'}")
         context.table(
-            ("plug-in", "kind", "distribution", "state", "kernels", "what is wrong", "what to do"),
+            ("plug-in", "kind", "distribution", "state", "provides", "what is wrong", "what to do"),
             [
                 (
                     row["name"],
                     row["group"].removeprefix("phyai."),
                     " ".join(filter(None, (row["distribution"], row["version"]))),
                     row["state"],
-                    str(row["kernels"] or ""),
+                    ", ".join(f"{count} {_noun(kind, count)}" for kind, count in row["provides"].items()),
                     row["reason"],
                     row["advice"],
                 )
@@ -59,6 +57,11 @@ def main(args: argparse.Namespace, context: Context) -> int:
         )
     ready = all(row["state"] in ("ready", "disabled") for row in rows)
     return Exit.OK if ready or not args.check else Exit.REFUSED
+
+
+def _noun(kind: str, count: int) -> str:
+    words = kind.replace("_", " ")
+    return words if count != 1 else "library" if kind == "libraries" else words.removesuffix("s")
 
 
 def _nothing(_: logging.LogRecord) -> bool:

@@ -18,12 +18,13 @@ clean message and exit status 1. Distributions contribute sub-commands with the 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 import attrs
@@ -128,6 +129,23 @@ class Context:
     def say(self, text: str = "") -> None:
         """Write a line for people; markup is not interpreted."""
         self.console.print(text, markup=False, highlight=False)
+
+    @contextlib.contextmanager
+    def progress(self, what: str) -> Iterator[Callable[[float, float], None]]:
+        """A bar on stderr for long work: the function that it gives takes what is done and the total.
+
+        Draws only on a terminal, and removes itself.
+        """
+        if not self.stderr.isatty():
+            yield lambda _done, _total: None
+            return
+        from rich.progress import Progress
+
+        from phyai.cli.output import make_console
+
+        with Progress(console=make_console(self.stderr, self.env), transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
 
     def note(self, text: str) -> None:
         """Write a line to stderr: progress, warnings, what is not the answer."""

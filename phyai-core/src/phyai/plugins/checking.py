@@ -7,6 +7,7 @@ ops it declared with it.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
@@ -23,6 +24,7 @@ from phyai.facts import Vocabulary
 from phyai.kernel import Kernel
 from phyai.op import Op
 from phyai.plugins.hooks import Command
+from phyai.plugins.op_checks import op_problems, target_problems
 from phyai.plugins.records import Plugin, PluginState
 from phyai.predicates import PredicateErrors, match
 
@@ -48,7 +50,7 @@ class _Known:
     core: Sequence[Op]
     ops: dict[str, Op]
     vocabularies: dict[str, Vocabulary]
-    libraries: frozenset[str]
+    libraries: set[str] = attrs.field(factory=lambda: {library.name for library in CORE_LIBRARIES})
     _modules: dict[str, bool] = attrs.field(factory=dict)
 
     def has_module(self, name: str) -> bool:
@@ -58,21 +60,27 @@ class _Known:
 
 
 def _each_alone(plugins: list[Plugin], core: Sequence[Op]) -> list[Plugin]:
-    ops = {op.name: op for op in core}
-    libraries = {library.name for library in CORE_LIBRARIES}
+    known = _Known(core, {op.name: op for op in core}, {op.name: op_vocabulary(op) for op in core})
     for plugin in plugins:
         for op in plugin.ops:
-            if isinstance(op, Op):
-                ops.setdefault(op.name, op)
-        libraries |= {library.name for library in plugin.libraries if isinstance(library, Library)}
-    known = _Known(core, ops, {name: op_vocabulary(op) for name, op in ops.items()}, frozenset(libraries))
+            with contextlib.suppress(Exception):  # an op that is no op is found below, and refuses its plug-in
+                known.vocabularies.setdefault(op.name, op_vocabulary(op))
+                known.ops.setdefault(op.name, op)
+        known.libraries.update(library.name for library in plugin.libraries if isinstance(library, Library))
     checked = []
     for plugin in plugins:
-        problem = next(_problems(plugin, known), None) if plugin.usable else None
+        problem = _first_problem(plugin, known) if plugin.usable else None
         if problem is not None:
             plugin = plugin.refuse(PluginState.INVALID, problem, f"report it to the authors of {_origin(plugin)}")
         checked.append(plugin)
     return checked
+
+
+def _first_problem(plugin: Plugin, known: _Known) -> str | None:
+    try:
+        return next(_problems(plugin, known), None)
+    except Exception as error:  # records so odd that they cannot be read
+        return f"its declarations cannot be read: {type(error).__name__}: {error}"
 
 
 def _problems(plugin: Plugin, known: _Known) -> Iterator[str]:
@@ -113,9 +121,7 @@ def _op_problems(plugin: Plugin, known: _Known) -> Iterator[str]:
         for spelling in (op.name, *op.aliases):
             if spelling in taken:
                 yield f"op {op.name}: the name {spelling!r} belongs to the op {taken[spelling]} of phyai-core"
-        for part in op.parts:
-            if part.op not in known.ops:
-                yield f"op {op.name}: its part {part.name} is a call of the unknown op {part.op!r}"
+        yield from (f"op {op.name}: {problem}" for problem in op_problems(op, known.ops, known.has_module))
         try:
             merge_vocabularies([*known.core, op])
         except DeclarationError as error:
@@ -155,10 +161,10 @@ def _kernel_problems(kernel: Kernel, known: _Known) -> Iterator[str]:
         yield "layouts is empty; a kernel of ordinary tensors says ('plain',)"
     yield from _param_problems(kernel)
     if isinstance(kernel.prepare, str):
-        yield from _prepare_problems(kernel.prepare, known)
+        yield from target_problems(f"prepare {kernel.prepare!r}", kernel.prepare, known.has_module)
 
 
-def _condition_problems(kernel: Kernel, vocabulary: Vocabulary, libraries: frozenset[str]) -> Iterator[str]:
+def _condition_problems(kernel: Kernel, vocabulary: Vocabulary, libraries: set[str]) -> Iterator[str]:
     try:  # a capability reads what a policy may read: the same reader checks its names and values
         match(kernel.when.to_yaml(), vocabulary)
     except PredicateErrors as errors:
@@ -177,14 +183,6 @@ def _param_problems(kernel: Kernel) -> Iterator[str]:
             yield f"param {param.name!r} is not an identifier"
         if param.values is not None and param.default is not None and param.default not in param.values:
             yield f"param {param.name}: its default {param.default!r} is none of its values {list(param.values)}"
-
-
-def _prepare_problems(prepare: str, known: _Known) -> Iterator[str]:
-    module, colon, attribute = prepare.partition(":")
-    if not colon or not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
-        yield f"prepare {prepare!r} must read 'module:function'"
-    elif not known.has_module(module):
-        yield f"prepare {prepare!r}: there is no module {module}"
 
 
 def module_exists(name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -37,7 +37,10 @@ class PluginState(enum.Enum):
 
 @attrs.frozen
 class PluginStatus:
-    """A row of ``phyai backends``: what was found, and if it is not ready, why and what to do."""
+    """A row of ``phyai backends``: what was found, and if it is not ready, why and what to do.
+
+    ``provides`` counts the records that reached the catalog, by kind.
+    """
 
     name: str
     group: str = "phyai.backends"
@@ -46,6 +49,7 @@ class PluginStatus:
     state: PluginState = PluginState.READY
     reason: str = ""
     advice: str = ""
+    provides: Mapping[str, int] = attrs.field(factory=dict, hash=False)
 
     def __str__(self) -> str:
         origin = f" of {self.distribution} {self.version}" if self.distribution else ""
@@ -72,6 +76,12 @@ class Plugin:
     @property
     def usable(self) -> bool:
         return self.status.state.usable
+
+    def counted(self) -> Plugin:
+        """This plug-in with a row that says how much it provides."""
+        kinds = ("ops", "kernels", "quant_formats", "importers", "models", "libraries", "commands")
+        provides = {kind: len(getattr(self, kind)) for kind in kinds if getattr(self, kind)}
+        return attrs.evolve(self, status=attrs.evolve(self.status, provides=provides))
 
     def refuse(self, state: PluginState, reason: str, advice: str = "") -> Plugin:
         """This plug-in with nothing but a row that says why."""
