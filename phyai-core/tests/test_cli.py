@@ -215,10 +215,10 @@ def test_ctrl_c_is_status_130(monkeypatch, phyai):
 
 def test_backends_says_what_is_wrong_and_what_to_do(phyai):
     out = phyai("backends").out
-    sad = next(line for line in out.splitlines() if line.startswith("sad"))
-    assert "phyai-backend-sad 0.3" in sad
-    assert "ImportError: no driver" in sad
-    assert "install one" in sad
+    row = next(line for line in out.splitlines() if line.startswith("sad"))
+    assert "phyai-backend-sad 0.3" in row
+    assert "import error" in row
+    assert "sad: ImportError: no driver\n    → install one\n" in out
 
 
 def test_backends_status_is_1_only_when_asked_to_check(phyai):

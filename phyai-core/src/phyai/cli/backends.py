@@ -41,7 +41,7 @@ def main(args: argparse.Namespace, context: Context) -> int:
         found = ", ".join(f"{name} {version}" for name, version in environment.libraries.items())
         context.say(f"libraries: {found or 'none'}")
         context.table(
-            ("plug-in", "kind", "distribution", "state", "provides", "what is wrong", "what to do"),
+            ("plug-in", "kind", "distribution", "state", "provides"),
             [
                 (
                     row["name"],
@@ -49,12 +49,15 @@ def main(args: argparse.Namespace, context: Context) -> int:
                     " ".join(filter(None, (row["distribution"], row["version"]))),
                     row["state"],
                     ", ".join(f"{count} {_noun(kind, count)}" for kind, count in row["provides"].items()),
-                    row["reason"],
-                    row["advice"],
                 )
                 for row in rows
             ],
         )
+        for row in rows:
+            if row["reason"]:
+                context.say(f"{row['name']}: {row['reason']}")
+                if row["advice"]:
+                    context.say(f"    → {row['advice']}")
     ready = all(row["state"] in ("ready", "disabled") for row in rows)
     return Exit.OK if ready or not args.check else Exit.REFUSED
 

@@ -62,7 +62,7 @@ def _describe(kernel: Kernel, context: Context) -> int:
     context.say(f"{kernel.id}: {kernel.doc}" if kernel.doc else kernel.id)
     for name, value in record.items():
         if name not in ("id", "doc"):
-            context.say(f"{name + ':':16}{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
+            context.say(f"{name + ':':17}{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
     return Exit.OK
 
 

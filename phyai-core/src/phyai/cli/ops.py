@@ -33,16 +33,13 @@ def _list(context: Context) -> None:
         context.emit([_record(op, context) for op in catalog.ops])
         return
     context.table(
-        ("op", "inputs", "weights", "outputs", "attributes", "kernels", "aliases"),
+        ("op", "kernels", "aliases", "what it computes"),
         [
             (
-                op.name + (" (composite)" if op.composite else ""),
-                ", ".join(_tensor(t.name, t.optional, t.mutated) for t in op.inputs),
-                ", ".join(_tensor(t.name, t.optional, t.mutated) for t in op.weights),
-                ", ".join(t.name for t in op.outputs),
-                ", ".join(a.name for a in op.attributes),
+                op.name,
                 str(len(catalog.kernels_of(op.name))),
                 ", ".join(op.aliases),
+                (op.doc.strip().splitlines() or [""])[0],
             )
             for op in catalog.ops
         ],

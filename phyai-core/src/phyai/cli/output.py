@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
@@ -40,7 +39,9 @@ def make_console(file: TextIO, env: Mapping[str, str]) -> Console:
 
 def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> Table:
     """A table for a terminal, fitted to its width."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(
+        title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold"
+    )
     for index, column in enumerate(columns):
         table.add_column(column, overflow="fold", no_wrap=index == 0)
     for row in rows:
