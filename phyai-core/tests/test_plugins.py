@@ -244,6 +244,14 @@ def test_unreadable_entry_points_are_a_row_of_the_distribution(site):
     assert_refused(discover(env={}), "phyai-backend-bad", PluginState.HALF_REMOVED, "entry_points.txt")
 
 
+@pytest.mark.parametrize("file", ["METADATA", "entry_points.txt"])
+def test_metadata_that_is_no_text_is_a_row_too(site, file):
+    write_plugin(site, "bad_plugin", kernels_hook("kernel('bad.layer_norm')"))
+    folder = write_distribution(site, "phyai-backend-bad", {"bad": "bad_plugin"})
+    (folder / file).write_bytes(b"[phyai.backends]\nbad = bad_\xff\xfeplugin\n")
+    assert_refused(discover(env={}), "bad", PluginState.HALF_REMOVED, "phyai")
+
+
 def test_two_versions_of_one_distribution_name_both(site, tmp_path, monkeypatch):
     write_plugin(site, "bad_plugin", kernels_hook("kernel('bad.layer_norm')"))
     write_distribution(site, "phyai-backend-bad", {"bad": "bad_plugin"}, version="1.0")

@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 
 import attrs
@@ -50,7 +51,7 @@ def installed_offers(path: Iterable[str] | None = None) -> tuple[Offer, ...]:
     found = metadata.distributions() if path is None else metadata.distributions(path=list(path))
     copies: dict[str, list[tuple[metadata.Distribution, str]]] = defaultdict(list)
     for distribution in found:
-        text = distribution.read_text("entry_points.txt") or ""
+        text = _entry_points(distribution)
         if any(group in text for group in GROUPS):
             copies[normalized(_name(distribution))].append((distribution, text))
     return tuple(offer for several in copies.values() for offer in _offers(several))
@@ -62,7 +63,9 @@ def _offers(copies: list[tuple[metadata.Distribution, str]]) -> list[Offer]:
         versions.setdefault(_version(distribution), _place(distribution))
     first, text = copies[0]
     name = normalized(_name(first))
-    damage = "" if _field(first, "Version") else "its metadata has no version: the METADATA file is gone or empty"
+    damage = (
+        "" if _field(first, "Version") else "its metadata has no version: the METADATA file is gone or cannot be read"
+    )
     parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:
@@ -101,8 +104,18 @@ def _place(distribution: metadata.Distribution) -> str:
     return str(getattr(distribution, "_path", "unknown place"))
 
 
+def _entry_points(distribution: metadata.Distribution) -> str:
+    try:
+        return distribution.read_text("entry_points.txt") or ""
+    except UnicodeDecodeError:
+        return (Path(_place(distribution)) / "entry_points.txt").read_text(encoding="utf-8", errors="replace")
+
+
 def _field(distribution: metadata.Distribution, name: str) -> str | None:
-    fields = distribution.metadata
+    try:
+        fields = distribution.metadata
+    except UnicodeDecodeError:
+        return None
     return fields[name] if fields is not None and name in fields else None
 
 
