@@ -14,13 +14,18 @@ from phyai_backend_reference.reference.masks import padded, segment, segmented
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: torch.Tensor | None, scale: float, soft_cap: float | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    keep: torch.Tensor | None,
+    scale: float | None,
+    soft_cap: float | None,
 ) -> torch.Tensor:
     """Attention of ``[..., heads, Sq, D]`` to ``[..., kv_heads, Sk, D]``; ``keep`` is ``[..., Sq, Sk]``."""
     q, k, v = wide(q, k, v)
     group = q.shape[-3] // k.shape[-3]
     k, v = k.repeat_interleave(group, dim=-3), v.repeat_interleave(group, dim=-3)
-    scores = q @ k.transpose(-1, -2) * scale
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
     if keep is None:
@@ -33,7 +38,7 @@ def attend(
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     ragged = attribute(facts, "layout", "padded") == "ragged"
     causal, window = attribute(facts, "causal", False), attribute(facts, "window", None)
-    scale = attribute(facts, "scale", int(facts["shape.head_dim"]) ** -0.5)  # type: ignore[call-overload]
+    scale = attribute(facts, "scale", None)
     soft_cap = attribute(facts, "soft_cap", None)
 
     def run(

@@ -21,7 +21,7 @@ def plan(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     causal, window = attribute(facts, "causal", False), attribute(facts, "window", None)
-    scale = attribute(facts, "scale", int(facts["shape.head_dim"]) ** -0.5)  # type: ignore[call-overload]
+    scale = attribute(facts, "scale", None)
     soft_cap = attribute(facts, "soft_cap", None)
 
     def run(

@@ -17,23 +17,25 @@ from phyai_backend_reference.reference.masks import padded
 aten = torch.ops.aten
 
 #: ``attention(q, k, v, bias, causal, scale)``: bias is added to the scores, causal is aligned to the first key.
-Backend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", bool, float], torch.Tensor]
+Backend = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", bool, "float | None"], torch.Tensor
+]
 
 
 def flash_cpu(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float | None
 ) -> torch.Tensor:
     return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)[0]
 
 
 def flash_cuda(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float | None
 ) -> torch.Tensor:
     return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[0]
 
 
 def cudnn(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float | None
 ) -> torch.Tensor:
     if k.shape[-2] == 1 and bias is None:  # cuDNN refuses a single key, to which all attention goes
         return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1).expand_as(q)
@@ -41,7 +43,7 @@ def cudnn(
 
 
 def efficient(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float | None
 ) -> torch.Tensor:
     if bias is not None:
         bias = bias.expand(*q.shape[:-1], k.shape[-2])
@@ -49,7 +51,7 @@ def efficient(
 
 
 def math(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float | None
 ) -> torch.Tensor:
     return aten._scaled_dot_product_attention_math(q, k, v, bias, 0.0, causal, scale=scale, enable_gqa=True)[0]
 
@@ -69,7 +71,7 @@ def bias_of(keep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def attention(backend: Backend, facts: Facts) -> Callable[..., torch.Tensor]:
     """``attend(q, k, v, mask)`` on ``[B, S, heads, head_dim]``, with the call's attributes."""
     causal, window = attribute(facts, "causal", False), attribute(facts, "window", None)
-    scale = attribute(facts, "scale", int(facts["shape.head_dim"]) ** -0.5)  # type: ignore[call-overload]
+    scale = attribute(facts, "scale", None)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         if not q.numel() or not k.numel():
@@ -99,7 +101,7 @@ def varlen(facts: Facts) -> Callable[..., torch.Tensor]:
     With ``used_k`` sequence r has the keys from ``cu_k[r]``, so many.
     """
     causal, window = attribute(facts, "causal", False), attribute(facts, "window", None)
-    scale = attribute(facts, "scale", int(facts["shape.head_dim"]) ** -0.5)  # type: ignore[call-overload]
+    scale = attribute(facts, "scale", None)
     left, right = -1 if window is None else window - 1, 0 if causal else -1
 
     def attend(
