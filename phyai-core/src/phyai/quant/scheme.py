@@ -31,9 +31,10 @@ SCALE_DTYPES: tuple[str, ...] = ("fp32", "bf16", "fp16", "e8m0", "fp8_e4m3")
 
 #: How a scale is computed from the largest magnitude ``amax`` of its group, where it is computed at all
 #: (dynamic inputs, and weights quantized at load). ``amax``: amax / largest value. ``full_range``:
-#: amax / half of the whole code range (127.5 for int8), as compressed-tensors does. ``mx_floor``,
+#: amax / half of the whole code range (127.5 for int8), as compressed-tensors does. ``inverse``: as ``amax``,
+#: but values are multiplied by largest value / amax, as ModelOpt does (which decides ties). ``mx_floor``,
 #: ``mx_ceil``, ``mx_even``: a power of two, rounded as OCP MX 1.0, as ModelOpt, or to nearest.
-SCALE_RULES: tuple[str, ...] = ("amax", "full_range", "mx_floor", "mx_ceil", "mx_even")
+SCALE_RULES: tuple[str, ...] = ("amax", "full_range", "inverse", "mx_floor", "mx_ceil", "mx_even")
 
 
 @attrs.frozen

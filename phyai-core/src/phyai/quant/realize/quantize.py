@@ -65,6 +65,9 @@ def quantize_input(
             used, zero = symmetric_scale(low.abs().maximum(high.abs()), quant, scale), None
         else:
             used, zero = asymmetric_scale(low, high, quant)
+    if quant.scale_rule == "inverse":
+        factor = quant.element.maximum / (used * quant.element.maximum)
+        return QuantizedInput(round_to(x * factor, quant.element), 1.0 / factor, zero, size)
     divided = x / over_inputs(used, size, x.shape[1])
     if zero is not None:
         divided = divided + over_inputs(zero, size, x.shape[1])
