@@ -224,18 +224,21 @@ def test_new_weights_reach_the_parts():
 
 def test_a_quantized_parts_tensors_reach_it():
     calls = []
-    dispatcher = Dispatcher(catalog(traced("a.gemm", calls), traced("q.gemm", calls, layouts=("q",)), traced("a.act", calls)),
-                            policy(), CPU)  # fmt: skip
-    site = dispatcher.bind(
-        "mlp", weights={"up": Fake((256, 64)), "down": {"codes": Fake((9,)), "scales": Fake((3,))}}, dtypes={"x": "bf16"},
-        dims={"N": 32}, layer="mlp", facts={"parts.down.quant.layout": "q"},
-    )  # fmt: skip
+    kernels = [traced("a.gemm", calls), traced("q.gemm", calls, layouts=("q",)), traced("a.act", calls)]
+    site = Dispatcher(catalog(*kernels), policy(), CPU).bind(
+        "mlp",
+        weights={"up": Fake((256, 64)), "down": {"codes": Fake((9,)), "scales": Fake((3,))}},
+        dtypes={"x": "bf16"},
+        dims={"N": 32},
+        layer="mlp",
+        facts={"parts.down.quant.layout": "q"},
+    )
     site.run(Fake((5, 64)))
     assert calls[-1] == ("q.gemm", "mlp.down", ("codes", "scales"))
 
 
 def test_the_sites_of_parts_are_listed_and_frozen():
-    dispatcher, site = bound([kernel("a.gemm"), traced("a.act", [])])
+    dispatcher, _ = bound([kernel("a.gemm"), traced("a.act", [])])
     dispatcher.freeze()
     assert [s.name for s in dispatcher.sites] == ["mlp:mlp", "mlp:mlp/up:gemm", "mlp:mlp/act:act", "mlp:mlp/down:gemm"]
     assert all(s.frozen for s in dispatcher.sites)

@@ -1,13 +1,13 @@
 """Remembering decisions: the key holds what a decision can depend on, and nothing else.
 
-A call's *cell* says, for each fact that is open at the site (not known when it was bound), which of the values that
-a candidate's or a rule's predicate can tell apart it has. Two calls in one cell get one decision. Where the
-winner prepares differently for some dynamic facts (``specializes_on``), their values tell its entries apart.
+A call's *cell* is the truth of every literal that a candidate's or a rule's predicate reads of a fact that is open at
+the site (not known when it was bound). Two calls in one cell get one decision. Where the winner prepares
+differently for some dynamic facts (``specializes_on``), their values tell its entries apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -58,7 +58,8 @@ class Cells:
         residues = [p.given(static, absent=absent) for p in reads(op, static, catalog, policy)]
         #: What a call can still change: literals over open facts.
         self.literals: frozenset[Literal] = frozenset(literal for p in residues for literal in p.literals())
-        self._key = MemoKey.of(residues, dynamic=still_open)
+        self._key = MemoKey.of(residues, dynamic=still_open)  # by thresholds: quick, but finer than need be
+        self._truth: dict[tuple[Hashable, ...], tuple[bool, ...]] = {}
         self.parts: tuple[tuple[Part, Op, Cells], ...] = tuple(self._parts(op, static, catalog, policy))
         self._op = op
 
@@ -88,7 +89,11 @@ class Cells:
         )
 
     def __call__(self, facts: Facts) -> tuple[Any, ...]:
-        return (*self._key(facts), *(cells(part_facts(self._op, part, op, facts)) for part, op, cells in self.parts))
+        key = self._key(facts)
+        truth = self._truth.get(key)
+        if truth is None:
+            truth = self._truth[key] = tuple(literal.holds(facts) for literal in self.literals)
+        return (*truth, *(cells(part_facts(self._op, part, op, facts)) for part, op, cells in self.parts))
 
 
 @attrs.define(eq=False)

@@ -1,0 +1,390 @@
+"""Freezing, the order of tuning, freezing and capturing, and replacing a policy."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+from phyai.dispatch import Dispatcher
+from phyai.errors import CallError, CaptureError, FrozenSiteError, NeedsReload, NoKernelError
+from phyai.facts import FactKind
+from phyai.kernel import Band, Capture, Prepared
+from phyai.op import Attr, Dim, Op, Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fake_calls import CPU, GEMM, Fake, catalog, gemm_site, kernel, policy, rule, x
+
+OPT = Band.OPTIMIZED
+LARGE = {"shape.M": ">64"}
+
+
+def dispatcher(*kernels, rules=(), **more):
+    return Dispatcher(catalog(*kernels), policy(*rules), CPU, **more)
+
+
+def plain(id, runs=None, **more):
+    """A kernel whose ``run`` is one function object, known to the test."""
+
+    def run(x, out=None, state=None):
+        return id
+
+    if runs is not None:
+        runs[id] = run
+    return kernel(id, prepare=lambda *_: Prepared(run=run, refresh=lambda new: None), **more)
+
+
+# Freezing
+
+
+def test_a_frozen_static_site_is_the_prepared_run_itself():
+    runs = {}
+    made = dispatcher(plain("a.gemm", runs))
+    site = gemm_site(made)
+    site.run(x())
+    made.freeze()
+    assert site.run is runs["a.gemm"]
+
+
+def test_freezing_decides_a_static_site_that_was_never_called():
+    runs = {}
+    made = dispatcher(plain("a.gemm", runs))
+    site = gemm_site(made)
+    made.freeze()
+    assert site.run is runs["a.gemm"]
+
+
+def test_a_frozen_dynamic_site_keeps_choosing():
+    made = dispatcher(plain("a.gemm"), plain("b.gemm", when=LARGE, band=OPT))
+    site = gemm_site(made)
+    site.run(x(5))
+    site.run(x(100))
+    made.freeze()
+    assert [site.run(x(m))[0] for m in (5, 100, 6, 65, 64, 5)] == ["a", "b", "a", "b", "a", "a"]
+
+
+def test_a_frozen_site_refuses_a_call_that_it_has_not_decided():
+    made = dispatcher(plain("a.gemm"), plain("b.gemm", when=LARGE, band=OPT))
+    site = gemm_site(made)
+    site.run(x(5))
+    made.freeze()
+    with pytest.raises(FrozenSiteError) as caught:
+        site.run(x(100))
+    assert "site layers.0:gemm is frozen and has decided no call with shape.M=100" in str(caught.value)
+    assert "thaw()" in str(caught.value)
+
+
+def test_a_frozen_site_still_refuses_other_shapes():
+    made = dispatcher(plain("a.gemm"), plain("b.gemm", when=LARGE, band=OPT))
+    site = gemm_site(made)
+    site.run(x(5))
+    made.freeze()
+    with pytest.raises(CallError, match="K=63"):
+        site.run(Fake((5, 63)))
+
+
+def test_a_thawed_site_decides_again():
+    made = dispatcher(plain("a.gemm"), plain("b.gemm", when=LARGE, band=OPT))
+    site = gemm_site(made)
+    site.run(x(5))
+    made.freeze()
+    made.thaw()
+    assert site.run(x(100)) == "b.gemm"
+    assert made.epoch == 1
+
+
+def test_a_site_that_specializes_is_dynamic():
+    made = dispatcher(plain("a.gemm", specializes_on=("shape.M",)))
+    site = gemm_site(made)
+    site.run(x(5))
+    made.freeze()
+    assert site.run(x(5)) == "a.gemm"
+    with pytest.raises(FrozenSiteError, match=r"shape\.M=6"):
+        site.run(x(6))
+
+
+def test_freezing_is_all_or_nothing():
+    made = dispatcher(plain("a.gemm"))
+    site = gemm_site(made)
+    made.bind("act", layer="broken", dtypes={"x": "bf16"})  # nothing can run it
+    with pytest.raises(NoKernelError, match="act at broken"):
+        made.freeze()
+    assert not made.frozen
+    assert not site.frozen
+
+
+# Capturing
+
+
+class Capturing:
+    """A switch in place of a CUDA stream."""
+
+    def __init__(self):
+        self.on = False
+
+    def __call__(self):
+        return self.on
+
+
+def test_an_undecided_site_during_capture_names_itself():
+    capture = Capturing()
+    site = gemm_site(dispatcher(plain("a.gemm"), is_capturing=capture), "expert.o_proj", capture=True)
+    capture.on = True
+    with pytest.raises(CaptureError, match=r"site expert\.o_proj:gemm .* not decided yet"):
+        site.run(x())
+
+
+def test_a_decided_site_may_be_captured():
+    capture = Capturing()
+    made = dispatcher(plain("a.gemm"), plain("b.gemm", when=LARGE, band=OPT), is_capturing=capture)
+    site = gemm_site(made, capture=True)
+    site.run(x(5))
+    made.freeze()
+    capture.on = True
+    assert site.run(x(6)) == "a.gemm"
+
+
+def test_a_kernel_that_wants_a_warm_up_gets_it_before_capture():
+    capture, runs = Capturing(), {}
+    made = dispatcher(plain("a.gemm", runs, capture=Capture.AFTER_WARMUP), is_capturing=capture)
+    site = gemm_site(made, capture=True)
+    made.freeze()
+    capture.on = True
+    with pytest.raises(CaptureError, match="one eager call first"):
+        site.run(x())
+    capture.on = False
+    assert site.run(x()) == "a.gemm"
+    assert site.run is runs["a.gemm"]
+
+
+def test_capture_comes_after_freezing():
+    made = dispatcher(plain("a.gemm"))
+    with pytest.raises(CaptureError, match="after freeze"):
+        made.require_frozen()
+    made.freeze()
+    made.require_frozen()
+
+
+def test_tuning_comes_before_freezing():
+    made = dispatcher(plain("a.gemm"))
+    made.require_open("tuning")
+    made.freeze()
+    with pytest.raises(FrozenSiteError, match="tuning comes before freeze"):
+        made.require_open("tuning")
+
+
+def test_nothing_captures_where_torch_is_not_loaded(monkeypatch):
+    from phyai.dispatch.capture import capturing
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert capturing() is False
+
+
+# Resources
+
+
+def test_a_workspace_is_shared_and_grows_until_frozen():
+    pytest.importorskip("torch")
+    made = dispatcher(plain("a.gemm"))
+    first = made.resources.workspace("split_k", 100)
+    assert made.resources.workspace("split_k", 50) is first
+    assert made.resources.workspace("split_k", 200).numel() == 200
+    made.freeze()
+    assert made.resources.workspace("split_k", 200).numel() == 200
+    with pytest.raises(FrozenSiteError, match="'split_k' has 200 bytes and is asked for 201"):
+        made.resources.workspace("split_k", 201)
+
+
+def test_a_shared_object_is_made_once_for_each_engine():
+    one, two = dispatcher(plain("a.gemm")), dispatcher(plain("a.gemm"))
+    handle = one.resources.shared("handle", object)
+    assert one.resources.shared("handle", object) is handle
+    assert two.resources.shared("handle", object) is not handle
+
+
+# New weights
+
+
+def test_new_weights_of_other_shapes_are_refused():
+    site = gemm_site(dispatcher(plain("a.gemm")))
+    site.run(x())
+    site.refresh({"weight": Fake((32, 64))})
+    with pytest.raises(CallError, match=r"refresh needs weight of shape \(32, 64\), given \(32, 65\)"):
+        site.refresh({"weight": Fake((32, 65))})
+    with pytest.raises(CallError, match="refresh takes weight; given: bias"):
+        site.refresh({"bias": Fake((32,))})
+
+
+def test_a_kernel_that_cannot_take_new_weights_says_so():
+    site = gemm_site(dispatcher(kernel("a.gemm")))
+    site.run(x())
+    with pytest.raises(CallError, match=r"a\.gemm cannot take new weights in place"):
+        site.refresh({"weight": Fake((32, 64))})
+
+
+# Planning
+
+PAGED = Op(
+    "paged",
+    "o = attention(q, cache, metadata)",
+    tensors=(
+        Tensor("q", ("T", "D")),
+        Tensor("indptr", ("B+1",), "metadata", dtypes=("int32",)),
+        Tensor("o", ("T", "D"), "output"),
+    ),
+    dims=(Dim("T", "tokens", dynamic=True), Dim("B", "requests", dynamic=True), Dim("D", "width")),
+    attributes=(Attr("causal", FactKind.FLAG, False, ""),),
+)
+
+
+def paged(id, **more):
+    def prepare(facts, weights, params, resources):
+        return Prepared(
+            run=lambda q, out=None, state=None: (id, state),
+            plan=lambda metadata: ("planned", metadata["indptr"].shape),
+            plan_key=(facts["shape.D"],),
+        )
+
+    return kernel(id, prepare=prepare, **more)
+
+
+def paged_site(*kernels, **more):
+    made = Dispatcher(catalog(*kernels, ops=(PAGED,)), policy(), CPU)
+    return made.bind("paged", layer="l", dtypes={"q": "bf16"}, dims={"D": 8, **more})
+
+
+def test_a_plan_is_made_once_and_given_to_run():
+    site = paged_site(paged("a.paged"))
+    state = site.plan({"indptr": Fake((4,), "int32")})
+    assert site.run(Fake((10, 8)), state=state) == ("a.paged", ("planned", (4,)))
+    assert site.plan_key() == ("a.paged", (8,))
+
+
+def test_a_plan_must_be_told_what_the_decision_depends_on():
+    site = paged_site(paged("a.paged"), paged("b.paged", when={"shape.T": "<=16"}, band=OPT))
+    with pytest.raises(CallError, match="depends on T"):
+        site.plan({"indptr": Fake((4,), "int32")})
+    assert site.plan_key(T=10)[0] == "b.paged"
+    assert site.plan_key(T=100)[0] == "a.paged"
+
+
+def test_metadata_are_checked():
+    site = paged_site(paged("a.paged"), B=3)
+    with pytest.raises(CallError, match="plan takes indptr; given: kv"):
+        site.plan({"kv": Fake((4,))})
+    with pytest.raises(CallError, match="B=4, but the site was bound to B=3"):
+        site.plan({"indptr": Fake((5,), "int32")})
+
+
+def test_a_kernel_without_a_plan_plans_nothing():
+    assert paged_site(kernel("a.paged")).plan({"indptr": Fake((4,), "int32")}) is None
+
+
+# Replacing the policy
+
+
+def pin(id, **more):
+    return rule("pin", {"op": "gemm", **more}, pin=id)
+
+
+def test_only_what_differs_is_thawed_and_recaptured():
+    runs = {}
+    made = dispatcher(plain("a.gemm", runs, band=OPT), plain("b.gemm", runs))
+    one, two = gemm_site(made, "one", capture=True), gemm_site(made, "two", capture=True)
+    eager = gemm_site(made, "eager")
+    made.freeze()
+    change = made.replace_policy(policy(pin("b.gemm", layer=["one", "eager"])))
+    assert change.thawed == ("one:gemm", "eager:gemm")
+    assert change.recapture == ("one:gemm",)
+    assert two.frozen
+    assert two.run is runs["a.gemm"]
+    assert not made.frozen
+    made.freeze()
+    assert one.run is eager.run is runs["b.gemm"]
+
+
+def test_a_policy_that_changes_no_decision_keeps_everything_frozen():
+    runs, prepared = {}, []
+    made = dispatcher(plain("a.gemm", runs, band=OPT), plain("b.gemm"))
+    site = gemm_site(made, capture=True)
+    made.freeze()
+    change = made.replace_policy(policy(rule("r", {"op": "gemm"}, prefer=("a.gemm",))))
+    assert (change.thawed, change.recapture, made.frozen, prepared) == ((), (), True, [])
+    assert site.run is runs["a.gemm"]
+    assert [ref.id for ref in site.decisions[0].matched] == ["r"]
+
+
+def test_a_policy_that_tells_calls_apart_thaws():
+    made = dispatcher(plain("a.gemm", band=OPT), plain("b.gemm"))
+    site = gemm_site(made, capture=True)
+    site.run(x(5))
+    made.freeze()
+    change = made.replace_policy(policy(pin("b.gemm", **LARGE)))
+    assert change.recapture == ("layers.0:gemm",)
+    assert [site.run(x(5)), site.run(x(100))] == ["a.gemm", "b.gemm"]
+
+
+def test_other_params_are_another_decision():
+    from phyai.kernel import Param
+
+    made = dispatcher(plain("a.gemm", params=(Param("tile", ""),)))
+    gemm_site(made, capture=True)
+    made.freeze()
+    change = made.replace_policy(policy(rule("r", {"op": "gemm"}, params={"tile": 64})))
+    assert change.recapture == ("layers.0:gemm",)
+
+
+def test_a_policy_that_needs_another_layout_is_refused_and_the_old_one_stays():
+    made = dispatcher(plain("a.gemm"), plain("h.gemm", layouts=("humming",)))
+    site, old = gemm_site(made), made.policy
+    made.freeze()
+    with pytest.raises(NeedsReload, match=r"another layout at layers\.0:gemm") as caught:
+        made.replace_policy(policy(pin("h.gemm")))
+    assert caught.value.sites == ("layers.0:gemm",)
+    assert made.policy is old
+    assert site.frozen
+    assert site.run(x()) == "a.gemm"
+
+
+def test_a_policy_that_leaves_a_call_without_a_kernel_is_refused():
+    made = dispatcher(plain("a.gemm"), plain("b.gemm", when={"shape.K": "%128"}))
+    site, old = gemm_site(made), made.policy
+    made.freeze()
+    with pytest.raises(NoKernelError):
+        made.replace_policy(policy(pin("b.gemm")))
+    assert made.policy is old
+    assert site.frozen
+
+
+def test_another_quantization_section_needs_a_reload():
+    quantizable = attrs.evolve(
+        GEMM, tensors=(*GEMM.inputs, Tensor("weight", ("N", "K"), "weight", dtypes=("bf16", "int8")), *GEMM.outputs)
+    )
+    made = Dispatcher(catalog(plain("a.gemm"), ops=(quantizable,)), policy(), CPU)
+    gemm_site(made)
+    with pytest.raises(NeedsReload, match="quantization section") as caught:
+        made.replace_policy(attrs.evolve(policy(), quantization={"default": {"weight": {"dtype": "int8"}}}))
+    assert caught.value.sites == ("layers.0:gemm",)
+
+
+def test_the_parts_of_a_composite_follow_the_new_policy():
+    runs = {}
+    kernels = [plain("a.gemm", runs, band=OPT), plain("b.gemm", runs), plain("a.act", runs, band=OPT)]
+    made = dispatcher(*kernels)
+    made.bind("mlp", layer="mlp", weights={"up": Fake((256, 64)), "down": Fake((32, 256))}, dtypes={"x": "bf16"})
+    made.freeze()
+    change = made.replace_policy(policy(pin("b.gemm", layer="mlp.down")))
+    assert change.thawed == ("mlp:mlp/down:gemm",)
+    made.freeze()
+    assert [s.decisions[0].kernel.id for s in made.sites] == ["decomposed.mlp", "a.gemm", "a.act", "b.gemm"]
+
+
+def test_a_composite_that_becomes_fused_drops_the_sites_of_its_parts():
+    made = dispatcher(plain("a.gemm"), plain("a.act"), plain("f.mlp", band=Band.REFERENCE))
+    made.bind("mlp", layer="mlp", weights={"up": Fake((256, 64)), "down": Fake((32, 256))}, dtypes={"x": "bf16"})
+    made.freeze()
+    assert len(made.sites) == 4
+    made.replace_policy(policy(rule("fuse", {"op": "mlp"}, pin="f.mlp")))
+    assert [s.name for s in made.sites] == ["mlp:mlp"]
+    assert made.sites[0].decide(M=5).kernel.id == "f.mlp"
