@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from phyai_backend_cuda.expert import Expert, LayerWeights, modulation_tables, qkv_order
+from phyai_backend_cuda.expert import Expert, LayerWeights, attention_order, modulation_tables, qkv_order
 from phyai_backend_cuda.packing import unpack_tiles
 
 D, H, HD, FF, AD, EPS = 1024, 8, 256, 4096, 32, 1e-6
@@ -140,9 +140,8 @@ def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor]) -> dict[
     def chunked(raw: torch.Tensor, chunks: int, n: int) -> torch.Tensor:
         return unpack_tiles(raw.flatten().view(torch.bfloat16).view(1, chunks, n, 64))
 
-    half, order = -(-m // 2), qkv_order(t["act"].device)[:HD]
-    parts = [chunked(t["qbuf"][i], 4, -(-half // 8) * 8)[:half] for i in range(16)]
-    q = torch.stack([torch.cat((parts[2 * h], parts[2 * h + 1]))[:m] for h in range(H)], 1)
+    order = qkv_order(t["act"].device)[:HD]
+    q = torch.stack([chunked(t["qbuf"].view(H, -1)[h], 4, rows)[:m] for h in range(H)], 1)
     keys = torch.cat([chunked(t["kbuf"][last, i], 4, 64) for i in range(expert.tiles)])
     values = torch.cat([chunked(t["vbuf"][last, i], 4, 64) for i in range(expert.tiles)])
     fresh = slice(model.prefix, model.prefix + m)
@@ -151,7 +150,10 @@ def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor]) -> dict[
         "v": error(values[fresh], seen["v"]),
         "k_prefix": error(keys[: model.prefix], model.keys[last].float()[..., order]),
         "v_prefix": error(values[: model.prefix], model.values[last].float()),
-        "o": error(torch.cat([chunked(t["obuf"].view(8, -1)[h], 4, rows)[:m] for h in range(H)], 1), seen["o"]),
+        "o": error(
+            torch.cat([chunked(t["obuf"].view(8, -1)[h], 4, rows)[:m] for h in range(H)], 1),
+            seen["o"][:, attention_order(t["act"].device)],
+        ),
         "xs2": error(chunked(t["xs2"], 16, rows)[:m], seen["x_mid"] * (1 + model.mlp[-1, last, :D])),
         "ssq2": error(t["ssq2"][:m].sum(-1), seen["x_mid"].pow(2).sum(-1)),
         "act": error(chunked(t["act"], 64, rows)[:m], seen["act"]),

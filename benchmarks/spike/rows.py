@@ -115,7 +115,7 @@ def prepare_flashinfer_paged(
         return wrapper
 
     def run(
-        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None = None, state: Any = None
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: Any = None, state: Any = None
     ) -> torch.Tensor:
         return state.run(q, (k_cache, v_cache), out=out)
 

@@ -18,7 +18,7 @@ from phyai_backend_cuda.packing import pack_tiles, rope_pairs
 if TYPE_CHECKING:
     import torch
 
-BLOCKS, CLUSTERS, RANKS = 128, 16, 8
+BLOCKS, RANKS = 128, 8
 WIDTH, HEADS, HEAD_DIM, INTERMEDIATE, ACTION_DIM = 1024, 8, 256, 4096, 32
 MAX_QUERIES = 56
 SHARED_BYTES = 16 * 7168 + 1024 + 14 * 8192 + 1024
@@ -58,6 +58,17 @@ def gate_up_order(device: Any = None) -> torch.Tensor:
     return ((n % 2)[None] * INTERMEDIATE + block * 32 + column[None]).flatten().to(device)
 
 
+def attention_order(device: Any = None) -> torch.Tensor:
+    """Columns of the o weight in the kernel's order: within a head, unit ``8c + 4i + q`` of eight holds columns
+    ``64c + 32i + 8j + 2q`` and + 1 for j = 0..3, which is what one thread has of the attention's accumulator."""
+    import torch
+
+    p = torch.arange(HEAD_DIM)
+    unit, j, e = p // 8, p % 8 // 2, p % 2
+    within = unit // 8 * 64 + unit // 4 % 2 * 32 + j * 8 + unit % 4 * 2 + e
+    return (torch.arange(HEADS)[:, None] * HEAD_DIM + within[None]).flatten().to(device)
+
+
 def first_octet(block: int) -> int:
     """The first of block ``block``'s octets (eight rows) of the 320 of qkv: 64 blocks have three, 64 have two."""
     return 3 * block if block < 64 else 192 + 2 * (block - 64)
@@ -77,7 +88,7 @@ def pack_layer(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor, torch.T
     gate_up = layer.gate_up[gate_up_order(layer.gate_up.device)]
     return (
         pack_qkv(layer.qkv),
-        pack_tiles(layer.o, 64).flatten(),
+        pack_tiles(layer.o[:, attention_order(layer.o.device)], 64).flatten(),
         pack_tiles(gate_up, 64).flatten(),
         pack_tiles(layer.down, 64).flatten(),
     )
@@ -109,7 +120,8 @@ def modulation_tables(
 PARAM_FIELDS: tuple[str, ...] = (
     "wqkv", "wo", "wgu", "wd", "in_w", "in_b", "out_w",
     "scale1", "gate1", "scale2", "gate2", "shift_qkv", "shift_gu", "scale_f", "shift_out", "dt", "cos_sin", "lengths",
-    "actions", "kbuf", "vbuf", "xs1", "xs2", "qbuf", "obuf", "act", "ssq1", "ssq2", "barrier", "trace",
+    "actions", "kbuf", "vbuf", "xs1", "xs2", "qbuf", "obuf", "act", "opart", "ml", "part", "ssq1", "ssq2",
+    "barrier", "trace",
 )  # fmt: skip
 
 
@@ -145,7 +157,6 @@ class Expert:
         def zeros(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
-        half = -(-queries // 2)
         self.tensors: dict[str, torch.Tensor] = {
             **dict(zip(("wqkv", "wo", "wgu", "wd"), packed, strict=True)),
             "in_w": in_weight.float().contiguous(), "in_b": in_bias.float().contiguous(),
@@ -154,9 +165,11 @@ class Expert:
             "actions": zeros(queries, ACTION_DIM, dtype=torch.float32),
             "kbuf": zeros(n, tiles, 4 * 8192), "vbuf": zeros(n, tiles, 4 * 8192),
             "xs1": zeros(16, rows * 128), "xs2": zeros(16, rows * 128), "act": zeros(64, rows * 128),
-            "qbuf": zeros(16, 4 * (-(-half // 8) * 1024)), "obuf": zeros(32, rows * 128),
+            "qbuf": zeros(32, rows * 128), "obuf": zeros(32, rows * 128),
+            "opart": zeros(BLOCKS, queries, 2 * HEAD_DIM), "ml": zeros(BLOCKS, 64, 2, dtype=torch.float32),
+            "part": zeros(BLOCKS, RANKS, 56, 8, dtype=torch.float32),
             "ssq1": zeros(rows, BLOCKS, dtype=torch.float32), "ssq2": zeros(rows, BLOCKS, dtype=torch.float32),
-            "barrier": zeros(1, dtype=torch.int32), "trace": zeros(BLOCKS, 1024, dtype=torch.int64),
+            "barrier": zeros(41 * 32, dtype=torch.int32), "trace": zeros(BLOCKS, 1024, dtype=torch.int64),
         }  # fmt: skip
         pointers = {name: self.tensors[name].data_ptr() for name in PARAM_FIELDS}
         self._params = _Params(**pointers, layers=n, steps=dt.numel(), kv_tiles=tiles, eps=eps)

@@ -1,23 +1,25 @@
 // The whole action expert of a flow-matching policy as one persistent kernel: every denoising step, every layer.
 //
-// A grid of 128 blocks in clusters of 8 stays on the chip. In each block one warp streams the block's share of all
-// weights (packed on the host in the order of use, already swizzled) through a ring of shared-memory slots, far ahead
-// of the computation; one warpgroup multiplies with wgmma. Stages of a layer, a grid barrier after each:
-//   A  q, k, v = rope(norm(x) Wqkv)   every block: all of K, 2 or 3 octets of N
-//   B  o = attention(q, k, v)         cluster: one head, half of the queries; rank: every 8th tile of 64 keys
-//   C  x += gate · (o Wo)             cluster: 64 of N; rank: one head's K, reduced over the cluster
-//   D  h = gelu(gate) · up            every block: all of K, 32 gate and 32 up rows
-//   E  x += gate · (h Wdown)          as C, rank: 512 of K
+// A grid of 128 blocks stays on the chip. In each block one warp streams the block's share of all weights (packed on
+// the host in the order of use, already swizzled) through a ring of shared-memory slots, far ahead of the computation;
+// one warpgroup multiplies with wgmma. Stages of a layer, and what each waits for:
+//   A  q, k, v = rope(norm(x) Wqkv)   every block: all of K, 2 or 3 octets of N          waits for all blocks
+//   B  o = attention(q, k, v)         block: one head, every 16th tile of 64 keys;       waits for all blocks
+//                                     the 16 blocks of a head meet, each combines 16 of its columns
+//   C  x += gate · (o Wo)             block: 64 of N, the K of one head; 8 blocks meet   waits for 16 blocks
+//   D  h = gelu(gate) · up            every block: all of K, 32 gate and 32 up rows      waits for all blocks
+//   E  x += gate · (h Wdown)          as C, 512 of K                                     waits for 16 blocks
 // x stays in registers, in fp32: block (c, r) owns columns 64c + 8r .. + 8 of every row. What others read of it is
 // bf16(x · (1 + scale)); its norm 1/rms(x) multiplies the product afterwards, and shift·W is a table, so
 // norm(x)(1 + scale) + shift costs no pass of its own. Every reduction has a fixed order: results are reproducible.
+// Blocks exchange through L2 alone: how many clusters of 8 fit differs from one chip to the next.
 #include "hopper.cuh"
 
 #ifndef MQ
 #define MQ 50
 #endif
-#ifndef MULTICAST
-#define MULTICAST 1
+#ifndef CLUSTER
+#define CLUSTER 1  // 2: pairs of blocks fetch x once for both
 #endif
 #ifndef TRACE
 #define TRACE 0  // record the clock at every mark of the first TRACE marks of each block
@@ -27,18 +29,17 @@
 #endif
 
 constexpr int D = 1024, H = 8, HD = 256, I = 4096, AD = 32;
-constexpr int CL = 8, G = 128;
+constexpr int G = 128, RANKS = 8, SPLITS = 16;
 constexpr int ROWS = (MQ + 7) / 8 * 8;       // stored rows of an activation chunk
 constexpr int CHUNK = ROWS * 128;            // bytes of 64 columns of an activation
-constexpr int MH = (MQ + 1) / 2;             // queries that one cluster attends for
-constexpr int QCHUNK = (MH + 7) / 8 * 1024;  // bytes of 64 columns of those
 constexpr int TILE = 8192;                   // bytes of 64 rows × 64 columns
 constexpr int OCTETS = (H + 2) * HD / 8;     // 320
 constexpr int SLOTS = 14;
-constexpr int REGION_A = 16 * 7168 + 1024;   // activations; also attention's and the reductions' exchange
-constexpr int PART = 65536;                  // offset of the exchange of partial sums in it
-constexpr int OPART = 32768, ML = 32768 + 32 * 264 * 4, OSTRIDE = 264;
-constexpr int BARS_PER_LAYER = 5;
+constexpr int REGION_A = 16 * 7168 + 1024;   // activations; a 64-row operand reads past its 56 stored rows
+constexpr int BARRIERS = 3;                  // of all blocks, per layer
+
+// Counters, 128 bytes apart, that only grow during a launch.
+constexpr int ALL = 0, HEAD_PARTS = 1, HEAD_DONE = 9, CLUSTER_PARTS = 17, ACT_DONE = 33;
 
 struct Params {
     // weights, packed
@@ -56,6 +57,9 @@ struct Params {
     float *actions;                                // [MQ, AD], updated in place
     char *kbuf, *vbuf;                             // [L, tiles, 4, TILE]
     char *xs1, *xs2, *qbuf, *obuf, *act;
+    char *opart;                                   // [G, MQ, HD] bf16, permuted
+    float *ml;                                     // [G, 64, 2]
+    float *part;                                   // [G, RANKS, 56, 8]
     float *ssq1, *ssq2;                            // [ROWS, G]
     u32 *barrier;
     long long *trace;
@@ -91,7 +95,7 @@ struct Producer {
     }
 };
 
-__device__ void produce(const Params& p, Ring ring, int block, int rank) {
+__device__ void produce(const Params& p, Ring ring, int block) {
     Producer out{ring};
     const int octets = block < 64 ? 3 : 2;
     const int prefix = p.lengths[0], tiles = (prefix + MQ + 63) / 64;
@@ -107,9 +111,9 @@ __device__ void produce(const Params& p, Ring ring, int block, int rank) {
             prefetch_l2(down, 8 * TILE);
 #endif
             for (int i = 0; i < 8; ++i) out.push(qkv + i * octets * 2048, octets * 2048);
-            for (int tile = rank; tile < tiles; tile += CL) {
+            for (int tile = block % SPLITS; tile < tiles; tile += SPLITS) {
                 if ((tile + 1) * 64 > prefix) {  // holds keys of this step: not before stage A is over
-                    const u32 done = (step * (p.layers * BARS_PER_LAYER + 2) + 1 + layer * BARS_PER_LAYER + 1) * G;
+                    const u32 done = (step * (p.layers * BARRIERS + 2) + 1 + layer * BARRIERS + 1) * G;
                     spin_until(p.barrier, done);
                     fence_async();
                 }
@@ -144,24 +148,28 @@ struct Consumer {
     __device__ void mark() {}
 #endif
     __device__ void sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
-    __device__ void arrive() {
+    __device__ void arrive(int counter) {
         mark();
         fence_async();
         sync();
         if (tid == 0) {
             __threadfence();
-            red_release(p.barrier);
+            red_release(p.barrier + counter * 32);
         }
-        ++bars;
     }
-    __device__ void wait_all() {  // every block has arrived; thread 0 then may issue loads
+    __device__ void wait(int counter, u32 target) {  // thread 0 then may issue copies of what was written
         if (tid == 0) {
-            spin_until(p.barrier, bars * G);
+            spin_until(p.barrier + counter * 32, target);
             fence_async();
         }
         sync();
         mark();
     }
+    __device__ void arrive_all() {
+        arrive(ALL);
+        ++bars;
+    }
+    __device__ void wait_all() { wait(ALL, bars * G); }
     __device__ void load_a(const char* src, int chunks, int bytes) {
         if (tid == 0)
             for (int i = 0; i < chunks; ++i) {
@@ -169,13 +177,13 @@ struct Consumer {
                 bulk_load(region + i * bytes, src + size_t(i) * bytes, bytes, abar + i * 8);
             }
     }
-    // All 16 chunks of x, needed alike by all blocks: each rank fetches two for the whole cluster.
+    // All 16 chunks of x, needed alike by all blocks.
     __device__ void load_x(const char* src) {
-#if MULTICAST
+#if CLUSTER > 1
         if (tid == 0) {
             for (int i = 0; i < 16; ++i) mbar_expect(abar + i * 8, CHUNK);
-            for (int i = 2 * rank; i < 2 * rank + 2; ++i)
-                bulk_load_multicast(region + i * CHUNK, src + size_t(i) * CHUNK, CHUNK, abar + i * 8, 0xFF);
+            for (int i = block % CLUSTER; i < 16; i += CLUSTER)
+                bulk_load_multicast(region + i * CHUNK, src + i * CHUNK, CHUNK, abar + i * 8, (1 << CLUSTER) - 1);
         }
 #else
         load_a(src, 16, CHUNK);
@@ -252,36 +260,32 @@ struct Consumer {
         }
     }
 
-    // x += gate · Σ over the cluster of acc; column tile j of acc belongs to rank j.
-    __device__ void reduce_into_x(const float (&acc)[32], const float* gate) {
-        const u32 part = region + PART;
+    // x += gate · Σ acc over the 8 blocks of the same columns; column tile j of acc belongs to rank j.
+    __device__ void reduce_into_x(const float (&acc)[32], const float* gate, u32 use) {
         const int row = warp * 16 + g;
+        float* mine = p.part + size_t(block) * (RANKS * 56 * 8) + 2 * q;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            if (row < MQ)
-                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(part + ((j * 56 + row) * 8 + 2 * q) * 4),
-                             "f"(acc[j * 4]), "f"(acc[j * 4 + 1]) : "memory");
-            if (row + 8 < MQ)
-                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(part + ((j * 56 + row + 8) * 8 + 2 * q) * 4),
-                             "f"(acc[j * 4 + 2]), "f"(acc[j * 4 + 3]) : "memory");
+        for (int j = 0; j < RANKS; ++j) {
+            float2* at = reinterpret_cast<float2*>(mine + (j * 56 + row) * 8);
+            if (row < MQ) __stcg(at, make_float2(acc[j * 4], acc[j * 4 + 1]));
+            if (row + 8 < MQ) __stcg(at + 32, make_float2(acc[j * 4 + 2], acc[j * 4 + 3]));
         }
-        cluster_arrive_wait();
+        arrive(CLUSTER_PARTS + cluster);
+        wait(CLUSTER_PARTS + cluster, use * RANKS);
         if (owns()) {
             float4 f = *reinterpret_cast<const float4*>(gate + own_col());
-            float4 v[CL];
+            float4 v[RANKS];
+            const float* from = p.part + (size_t(cluster) * RANKS * RANKS + rank) * (56 * 8) + tid * 4;  // row tid / 2
 #pragma unroll
-            for (int r = 0; r < CL; ++r)
-                v[r] = cluster_load4(cluster_map(part + ((rank * 56 + own_row()) * 8 + (tid & 1) * 4) * 4, r));
+            for (int r = 0; r < RANKS; ++r) v[r] = load_cg4(from + size_t(r) * (RANKS * 56 * 8));
             float4 s = v[0];
 #pragma unroll
-            for (int r = 1; r < CL; ++r) {
+            for (int r = 1; r < RANKS; ++r) {
                 s.x += v[r].x; s.y += v[r].y; s.z += v[r].z; s.w += v[r].w;
             }
             x[0] += f.x * s.x; x[1] += f.y * s.y; x[2] += f.z * s.z; x[3] += f.w * s.w;
         }
     }
-    // A cluster barrier counts every thread; the producer warp takes part through a count of its own (see main).
-    __device__ void cluster_arrive_wait();
 
     template <int N8> __device__ void stage_qkv(int step, int layer, int prefix, int pos0) {
         float acc[N8 * 4], r[2];
@@ -309,9 +313,8 @@ struct Consumer {
                     char* at;
                     int rr;
                     if (octet < 256) {
-                        const int part = row >= MH;
-                        rr = row - part * MH;
-                        at = p.qbuf + ((octet >> 5) * 2 + part) * (4 * QCHUNK) + chunk * QCHUNK;
+                        rr = row;
+                        at = p.qbuf + ((octet >> 5) * 4 + chunk) * CHUNK;
                     } else {
                         rr = key & 63;
                         at = p.kbuf + (tile + chunk) * TILE;
@@ -326,18 +329,19 @@ struct Consumer {
         }
     }
 
-    __device__ void stage_attention(int keys) {
+    __device__ void stage_attention(int keys, u32 use) {
+        const int head = block / SPLITS, split = block % SPLITS;
         const int tiles = (keys + 63) / 64;
         float o[4][32], m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int c = 0; c < 4; ++c)
 #pragma unroll
             for (int i = 0; i < 32; ++i) o[c][i] = 0.0f;
-        load_a(p.qbuf + cluster * (4 * QCHUNK), 4, QCHUNK);
+        load_a(p.qbuf + head * (4 * CHUNK), 4, CHUNK);
         for (int c = 0; c < 4; ++c) wait_a(c);
         const float scale = 1.4426950408889634f / 16.0f;  // log2(e) / sqrt(HD)
 #pragma unroll 1
-        for (int tile = rank; tile < tiles; tile += CL) {
+        for (int tile = split; tile < tiles; tile += SPLITS) {
             float s[32];
 #pragma unroll
             for (int i = 0; i < 32; ++i) s[i] = 0.0f;
@@ -347,7 +351,7 @@ struct Consumer {
                 gmma_fence();
 #pragma unroll
                 for (int k = 0; k < 4; ++k)
-                    gmma<8>(s, gmma_desc(region + c * QCHUNK + k * 32), gmma_desc(ring.data() + k * 32));
+                    gmma<8>(s, gmma_desc(region + c * CHUNK + k * 32), gmma_desc(ring.data() + k * 32));
                 gmma_commit();
                 ring.next();
             }
@@ -397,56 +401,64 @@ struct Consumer {
             gmma_wait<0>();
             for (int c = 4; c > 0; --c) release(c);
         }
-        mark();
-        // Combine over the cluster: rank r writes columns 32r .. + 32 of the head.
+        // The 16 blocks of a head meet; each combines two of the 32 16-byte units of a row. A unit holds what one
+        // thread has of four column octets, 8i + 2q and + 1; Wo's columns are packed in the same order.
+        float2* ml = reinterpret_cast<float2*>(p.ml);
+        uint4* opart = reinterpret_cast<uint4*>(p.opart);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             l[h] += __shfl_xor_sync(~0u, l[h], 1);
             l[h] += __shfl_xor_sync(~0u, l[h], 2);
             const int row = warp * 16 + g + h * 8;
-            if (row < MH) {
-                if (q == 0)
-                    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(region + ML + row * 8), "f"(m[h]), "f"(l[h])
-                                 : "memory");
+            if (row >= MQ) continue;
+            if (q == 0) __stcg(ml + block * 64 + row, make_float2(m[h], l[h]));
+            uint4* at = opart + (block * MQ + row) * 32 + q;
 #pragma unroll
-                for (int c = 0; c < 4; ++c)
+            for (int c = 0; c < 4; ++c)
 #pragma unroll
-                    for (int i = 0; i < 8; ++i)
-                        asm volatile("st.shared.v2.f32 [%0], {%1, %2};"
-                                     ::"r"(region + OPART + (row * OSTRIDE + c * 64 + i * 8 + 2 * q) * 4),
-                                     "f"(o[c][i * 4 + h * 2]), "f"(o[c][i * 4 + h * 2 + 1]) : "memory");
-            }
+                for (int i = 0; i < 2; ++i) {
+                    const float* v = o[c] + i * 16 + h * 2;
+                    __stcg(at + c * 8 + i * 4, make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[4], v[5]),
+                                                          pack_bf16(v[8], v[9]), pack_bf16(v[12], v[13])));
+                }
         }
-        cluster_arrive_wait();
-        for (int row = tid >> 3; row < MH; row += 16) {
-            const int col = rank * 32 + (tid & 7) * 4;
-            float2 ml[CL];
-            float4 v[CL];
+        arrive(HEAD_PARTS + head);
+        wait(HEAD_PARTS + head, use * SPLITS);
+        if (owns()) {
+            const int row = own_row(), unit = split * 2 + (tid & 1);
+            float2 v[SPLITS];
+            uint4 w[SPLITS];
 #pragma unroll
-            for (int r = 0; r < CL; ++r) {
-                ml[r] = cluster_load2(cluster_map(region + ML + row * 8, r));
-                v[r] = cluster_load4(cluster_map(region + OPART + (row * OSTRIDE + col) * 4, r));
+            for (int i = 0; i < SPLITS; ++i) {
+                v[i] = __ldcg(ml + (head * SPLITS + i) * 64 + row);
+                w[i] = __ldcg(opart + ((head * SPLITS + i) * MQ + row) * 32 + unit);
             }
-            float top = ml[0].x;
+            float top = v[0].x;
 #pragma unroll
-            for (int r = 1; r < CL; ++r) top = fmaxf(top, ml[r].x);
-            float sum = 0.0f;
-            float4 a = make_float4(0.f, 0.f, 0.f, 0.f);
+            for (int i = 1; i < SPLITS; ++i) top = fmaxf(top, v[i].x);
+            float sum = 0.0f, y[8];
 #pragma unroll
-            for (int r = 0; r < CL; ++r) {
-                const float w = exp2f(ml[r].x - top);
-                sum += w * ml[r].y;
-                a.x += w * v[r].x; a.y += w * v[r].y; a.z += w * v[r].z; a.w += w * v[r].w;
+            for (int j = 0; j < 8; ++j) y[j] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < SPLITS; ++i) {
+                const float f = exp2f(v[i].x - top);
+                sum += f * v[i].y;
+                const __nv_bfloat162* b = reinterpret_cast<const __nv_bfloat162*>(&w[i]);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const float2 e = __bfloat1622float2(b[j]);
+                    y[2 * j] += f * e.x;
+                    y[2 * j + 1] += f * e.y;
+                }
             }
             const float inv = 1.0f / sum;
-            const int out = (cluster & 1) * MH + row;
-            if (out < MQ) {
-                char* at = p.obuf + ((cluster >> 1) * 4 + (rank >> 1)) * CHUNK + out * 128;
-                const int unit = (rank & 1) * 4 + ((tid & 7) >> 1);
-                *reinterpret_cast<uint2*>(at + ((unit ^ (out & 7)) << 4) + (tid & 1) * 8) =
-                    make_uint2(pack_bf16(a.x * inv, a.y * inv), pack_bf16(a.z * inv, a.w * inv));
-            }
+#pragma unroll
+            for (int j = 0; j < 8; ++j) y[j] *= inv;
+            char* at = p.obuf + (head * 4 + (unit >> 3)) * CHUNK + row * 128 + (((unit & 7) ^ (row & 7)) << 4);
+            *reinterpret_cast<uint4*>(at) = make_uint4(pack_bf16(y[0], y[1]), pack_bf16(y[2], y[3]),
+                                                       pack_bf16(y[4], y[5]), pack_bf16(y[6], y[7]));
         }
+        arrive(HEAD_DONE + head);
     }
 
     __device__ void stage_gate_up(int step, int layer) {
@@ -515,29 +527,6 @@ struct Consumer {
     }
 };
 
-// barrier.cluster counts every thread of every block, so the producer warp arrives without waiting: it may run far
-// ahead or behind, which a barrier of phases does not allow. The reductions therefore meet on an mbarrier per block:
-// each rank's thread 0 arrives at all eight.
-__device__ __forceinline__ void cluster_arrive(u32 bar, u32 rank) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_map(bar, rank)) : "memory");
-}
-__device__ __forceinline__ void mbar_wait_cluster(u32 bar, u32 parity) {
-    u32 done = 0, spins = 0;
-    while (!done) {
-        asm volatile(
-            "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n}"
-            : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-        if (++spins > SPIN_LIMIT) __trap();
-    }
-}
-__device__ void Consumer::cluster_arrive_wait() {
-    sync();
-    if (tid < CL) cluster_arrive(abar + 16 * 8, tid);
-    mbar_wait_cluster(abar + 16 * 8, (aphase >> 16) & 1);
-    aphase ^= 1u << 16;
-}
-
 // The cache of the prefix, [keys, HD] rows per layer, in the form that the kernel's copies read: 64-key tiles of four
 // swizzled 64-column chunks, a key's dimensions i and i + HD/2 side by side. Rows past the prefix become zero.
 extern "C" __global__ void __launch_bounds__(256)
@@ -562,7 +551,12 @@ pack_kv(const u64* keys, const u64* values, const int* lengths, char* kbuf, char
     }
 }
 
-extern "C" __global__ void __cluster_dims__(CL, 1, 1) __launch_bounds__(160, 1)
+#if CLUSTER > 1
+#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTERED
+#endif
+extern "C" __global__ void CLUSTERED __launch_bounds__(160, 1)
 expert(const __grid_constant__ Params p) {
     extern __shared__ __align__(1024) char smem[];
     const u32 base = smem_u32(smem);
@@ -572,21 +566,20 @@ expert(const __grid_constant__ Params p) {
     ring.full = bars;
     ring.empty = bars + SLOTS * 8;
     const u32 abar = bars + 2 * SLOTS * 8;
-    const int tid = threadIdx.x, block = blockIdx.x, rank = block % CL, cluster = block / CL;
+    const int tid = threadIdx.x, block = blockIdx.x, rank = block % RANKS, cluster = block / RANKS;
     if (tid == 0) {
         for (int i = 0; i < SLOTS; ++i) {
             mbar_init(ring.full + i * 8, 1);
             mbar_init(ring.empty + i * 8, 4);
         }
         for (int i = 0; i < 16; ++i) mbar_init(abar + i * 8, 1);
-        mbar_init(abar + 16 * 8, CL);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         fence_async();
     }
     cluster_sync();
     const int warp = __shfl_sync(~0u, tid >> 5, 0);  // uniform, and known to be
     if (warp == 4) {
-        if (tid == 128) produce(p, ring, block, rank);
+        if (tid == 128) produce(p, ring, block);
         __syncwarp();
     } else {
         Consumer c{p, ring, base, abar};
@@ -598,43 +591,43 @@ expert(const __grid_constant__ Params p) {
             const size_t row = size_t(step) * p.layers;
             c.project_in();
             c.publish(p.xs1, p.ssq1, p.scale1 + row * D);
-            c.arrive();
+            c.arrive_all();
             for (int layer = 0; layer < p.layers; ++layer) {
+                const u32 use = row + layer + 1;  // of the counters that are met once a layer
                 c.wait_all();
                 c.load_x(p.xs1);
                 if (block < 64) c.stage_qkv<3>(step, layer, prefix, pos0);
                 else c.stage_qkv<2>(step, layer, prefix, pos0);
-                c.arrive();
+                c.arrive_all();
                 c.wait_all();
-                c.stage_attention(prefix + MQ);
-                c.arrive();
-                c.wait_all();
+                c.stage_attention(prefix + MQ, use);
+                c.wait(HEAD_DONE + rank, use * SPLITS);
                 c.load_a(p.obuf + rank * 4 * CHUNK, 4, CHUNK);
                 {
                     float acc[32];
                     c.gemm<8, 1>(acc, 4);
-                    c.reduce_into_x(acc, p.gate1 + (row + layer) * D);
+                    c.reduce_into_x(acc, p.gate1 + (row + layer) * D, 2 * use - 1);
                 }
                 c.publish(p.xs2, p.ssq2, p.scale2 + (row + layer) * D);
-                c.arrive();
+                c.arrive_all();
                 c.wait_all();
                 c.load_x(p.xs2);
                 c.stage_gate_up(step, layer);
-                c.arrive();
-                c.wait_all();
+                c.arrive(ACT_DONE + block / 16);
+                c.wait(ACT_DONE + rank, use * 16);
                 c.load_a(p.act + rank * 8 * CHUNK, 8, CHUNK);
                 {
                     float acc[32];
                     c.gemm<8, 1>(acc, 8);
-                    c.reduce_into_x(acc, p.gate2 + (row + layer) * D);
+                    c.reduce_into_x(acc, p.gate2 + (row + layer) * D, 2 * use);
                 }
                 c.publish(p.xs1, p.ssq1,
                           layer + 1 < p.layers ? p.scale1 + (row + layer + 1) * D : p.scale_f + size_t(step) * D);
-                c.arrive();
+                c.arrive_all();
             }
             c.wait_all();
             c.project_out(step);
-            c.arrive();
+            c.arrive_all();
             c.wait_all();
         }
     }
