@@ -83,10 +83,10 @@ class PiConfig:
     language_model: GemmaConfig
     expert: GemmaConfig
     vision: SiglipConfig
-    vocab_size: int
+    vocab_size: int = size()
     cameras: tuple[str, ...]
-    state_dim: int
-    action_dim: int
+    state_dim: int = size()
+    action_dim: int = size()
     chunk_size: int = size(50)
     max_state_dim: int = size(32)
     max_action_dim: int = size(32)
@@ -140,7 +140,7 @@ def _build(raw: Mapping[str, Any], arch: Mapping[str, Any]) -> PiConfig:
         raise CheckpointError("vision: patch_size must divide image_size, and num_attention_heads hidden_size")
     language = _gemma(arch, "language_model", raw, "paligemma_variant", "gemma_2b")
     expert = _gemma(arch, "expert", raw, "action_expert_variant", "gemma_300m")
-    for name in ("depth", "num_heads", "num_kv_heads", "head_dim"):
+    for name in ("depth", "num_kv_heads", "head_dim"):
         if getattr(language, name) != getattr(expert, name):
             raise CheckpointError(
                 f"the expert attends to the language model's keys, so both need one {name}; "

@@ -88,7 +88,7 @@ def from_lerobot(batch: Mapping[str, torch.Tensor], config: PiConfig, noise: tor
     if not present:
         raise InputError(f"no camera image is given; at least one of {', '.join(config.cameras)} is needed")
     shape = (size, 3, config.vision.image_size, config.vision.image_size)
-    images = [_lerobot_image(batch[camera], camera, config).expand(shape) for camera in present]
+    images = [_lerobot_image(batch[camera], camera, size, config) for camera in present]
     images += [torch.full(shape, -1.0)] * (len(config.cameras) - len(present))
     mask = torch.zeros(size, len(config.cameras), dtype=torch.bool)
     mask[:, : len(present)] = True
@@ -103,9 +103,10 @@ def from_lerobot(batch: Mapping[str, torch.Tensor], config: PiConfig, noise: tor
     )
 
 
-def _lerobot_image(image: torch.Tensor, camera: str, config: PiConfig) -> torch.Tensor:
-    if image.ndim != 4 or 0 in image.shape or 3 not in (image.shape[1], image.shape[-1]):
-        raise InputError(f"{camera} has shape {list(image.shape)}; give [batch, 3, height, width]")
+def _lerobot_image(image: torch.Tensor, camera: str, batch: int, config: PiConfig) -> torch.Tensor:
+    usable = image.ndim == 4 and 0 not in image.shape and 3 in (image.shape[1], image.shape[-1])
+    if not usable or image.shape[0] != batch:
+        raise InputError(f"{camera} has shape {list(image.shape)}; give [{batch}, 3, height, width]")
     if image.shape[1] != 3:
         image = image.permute(0, 3, 1, 2)
     return preprocess(unit_range(image.cpu(), camera), config.vision.image_size)
