@@ -8,7 +8,7 @@ True
 'shape.K=100 is not a multiple of 16; dtype.mask=bool is present, must be absent'
 """
 
-from phyai.predicates._algebra import FALSE, TRUE, AllOf, AnyOf, Literal, Predicate, all_of, any_of, none_of
+from phyai.predicates._algebra import FALSE, TRUE, AllOf, AnyOf, Literal, Predicate, all_of, any_of, conjuncts, none_of
 from phyai.predicates._errors import PredicateError, PredicateErrors
 from phyai.predicates._intersect import Witness, intersect, obviously_disjoint
 from phyai.predicates._literals import Compare, Contains, Glob, MultipleOf, OneOf, Present
@@ -39,6 +39,7 @@ __all__ = [
     "Witness",
     "all_of",
     "any_of",
+    "conjuncts",
     "intersect",
     "match",
     "none_of",

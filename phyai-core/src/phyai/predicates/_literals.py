@@ -19,6 +19,8 @@ _TYPES: dict[FactKind, type | tuple[type, ...]] = {
     FactKind.ARCH: str,
     FactKind.FLAG: bool,
 }
+#: A value of a kind, with its article.
+NOUNS = {FactKind.NUMBER: "a number", FactKind.VERSION: "a version", FactKind.ARCH: "an architecture"}
 _FLIPPED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 
 
@@ -74,11 +76,13 @@ class OneOf(Literal):
         return value in self.values
 
     def negate(self) -> Predicate:
-        if self.kind is FactKind.FLAG and len(self.values) == 1:
+        if self.kind is FactKind.FLAG:
             return attrs.evolve(self, values=(not self.values[0],))
         return attrs.evolve(self, negated=not self.negated)
 
     def union(self, other: Literal) -> Literal | None:
+        if self.kind is FactKind.FLAG:
+            return None  # "true or false" denies to "false and true", each of them a literal
         if isinstance(other, OneOf) and other.kind is self.kind and other.negated is self.negated:
             return attrs.evolve(self, values=(*self.values, *other.values))
         return None
@@ -120,7 +124,7 @@ class Compare(Literal):
 
     def mismatch(self, value: FactValue) -> str:
         if self.test(value) is None:
-            return f"{self.fact}={show(value)} is not a {self.kind.value}"
+            return f"{self.fact}={show(value)} is not {NOUNS[self.kind]}"
         text = attrs.evolve(self, negated=False).needs()
         return (
             f"{self.fact}={show(value)} is {text}, must not be"

@@ -40,7 +40,7 @@ def find_name(required: Iterable[str], forbidden: Iterable[str], excluded: Colle
         return _advance(machines[n], state, char)
 
     start = tuple(_closure(machine, 1) for machine in machines)
-    seen = {start}
+    seen: set[tuple[int, ...]] = set()  # not the start: the empty name is none
     queue = deque([(start, "")])
     while queue:
         state, name = queue.popleft()

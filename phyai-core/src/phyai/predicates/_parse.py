@@ -15,7 +15,7 @@ from phyai.predicates._values import declared, did_you_mean, kind_by_value, pars
 
 _COMBINATORS = ("any_of", "all_of", "none_of", "when")
 _MAX_DEPTH = 24
-_MAX_VALUES = 20_000
+_MAX_SIZE = 10_000
 
 Path = tuple[str | int, ...]
 
@@ -56,15 +56,23 @@ class _Reader:
     vocabulary: Vocabulary | None
     ops: Mapping[str, str] | None
     problems: list[PredicateError] = attrs.field(factory=list)
-    values: int = 0
+    size: int = 0
 
     def complain(self, path: Path, value: object, message: str, hint: str | None = None, key: bool = False) -> None:
         self.problems.append(PredicateError(message, path=path, value=value, suggestion=hint, at_key=key))
+
+    def count(self, path: Path) -> None:
+        """Give up on a condition without end, such as one that aliases multiply."""
+        self.size += 1
+        if self.size > _MAX_SIZE:
+            self.complain(path, None, f"more than {_MAX_SIZE} maps and values in one condition")
+            raise PredicateErrors(tuple(self.problems))
 
     def mapping(self, node: object, path: Path, prefix: str) -> Predicate:
         if not isinstance(node, Mapping):
             self.complain(path, node, f"expected a map of facts, not {_kind_of(node)}")
             return all_of()
+        self.count(path)
         if len(path) > _MAX_DEPTH:  # also where an alias inside its own anchor ends
             self.complain(path, None, f"nested deeper than {_MAX_DEPTH} levels")
             return all_of()
@@ -127,11 +135,7 @@ class _Reader:
         return any_of(*(self.scalar(name, spec, each, (*path, n)) for n, each in enumerate(value)))
 
     def scalar(self, name: str, spec: FactSpec | None, value: object, path: Path) -> Predicate:
-        self.values += 1
-        if self.values > _MAX_VALUES:
-            if self.values == _MAX_VALUES + 1:
-                self.complain(path, None, f"more than {_MAX_VALUES} values in one condition")
-            return all_of()
+        self.count(path)
         if value is None:
             return Present(name, negated=True)
         try:

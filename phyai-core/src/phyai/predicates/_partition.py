@@ -126,7 +126,7 @@ def _cell_function(fact: str, literals: tuple[Literal, ...]) -> Callable[[FactVa
 
     def cell(value: FactValue | None) -> Hashable:
         if value.__class__ is int or value.__class__ is float:
-            return cell_of_number(value)  # type: ignore[arg-type]
+            return cell_of_number(value)
         return tuple([literal.accepts(value) for literal in literals])
 
     return cell

@@ -11,7 +11,7 @@ from phyai.facts import CORE_FACTS, DTYPES, FactKind, FactSpec, Vocabulary, cano
 from phyai.predicates._algebra import Predicate, all_of
 from phyai.predicates._errors import PredicateError
 from phyai.predicates._globs import compile_glob, is_glob
-from phyai.predicates._literals import Compare, Contains, Glob, MultipleOf, OneOf, Present, is_number
+from phyai.predicates._literals import NOUNS, Compare, Contains, Glob, MultipleOf, OneOf, Present, is_number
 from phyai.predicates._order import KNOWN_ARCHS, arch_key, public_version
 
 _CORE = Vocabulary(CORE_FACTS)
@@ -135,7 +135,7 @@ def _ordered(fact: str, kind: FactKind, term: object, value: object) -> Predicat
     if kind is FactKind.NUMBER:
         return _number(fact, term, value)
     if not isinstance(term, str) and not (kind is FactKind.VERSION and type(term) is int):
-        raise _error(value, f"{fact} is a {kind.value}, not {term!r}", "put quotes around it")
+        raise _error(value, f"{fact} is {NOUNS[kind]}, not {term!r}", "put quotes around it")
     found = _ORDER_RE.fullmatch(str(term))
     order, bound = (found[1], found[2]) if found else ("==", str(term))
     return _version(fact, order, bound, value) if kind is FactKind.VERSION else _arch(fact, order, bound, value)
