@@ -28,5 +28,10 @@ def phyai_models() -> Iterable[ModelPlugin]:
 
 @hookimpl
 def phyai_commands() -> Iterable[Command]:
-    """The demonstration."""
-    return [Command("demo", "run a small π0.5 on photographs under two policies", "phyai_models.demo.command")]
+    """The demonstration, and what works on any checkpoint."""
+    return [
+        Command("demo", "run a small π0.5 on photographs under two policies", "phyai_models.demo.command"),
+        Command(
+            "dequantize", "write a checkpoint's linear weights as float32", "phyai_models.quantized.dequantize_command"
+        ),
+    ]

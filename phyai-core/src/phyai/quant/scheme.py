@@ -229,7 +229,7 @@ def _granularity_suffix(quant: TensorQuant) -> str:
 #: NVFP4: e2m1 in groups of 16 with e4m3 scales and one float32 scale for the tensor.
 NVFP4 = TensorQuant("fp4_e2m1", "group", group_size=16, scale_dtype="fp8_e4m3", second_scale=True)
 #: OCP microscaling: groups of 32 with a power-of-two scale.
-MXFP4 = TensorQuant("fp4_e2m1", "group", group_size=32, scale_dtype="e8m0", scale_rule="mx_floor")
+MXFP4 = TensorQuant("fp4_e2m1", "group", group_size=32, scale_dtype="e8m0", scale_rule="mx_even")
 MXFP6_E3M2 = attrs.evolve(MXFP4, dtype="fp6_e3m2")
 MXFP6_E2M3 = attrs.evolve(MXFP4, dtype="fp6_e2m3")
 MXFP8 = attrs.evolve(MXFP4, dtype="fp8_e4m3")

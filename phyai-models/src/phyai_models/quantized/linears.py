@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from phyai.catalog import Catalog
 from phyai.dispatch import Dispatcher, Site
 from phyai.environment import Environment
@@ -108,7 +107,7 @@ def load_linears(
     if not isinstance(policy, Policy):
         policy = policy_from_environment(os.environ, policy, catalog=catalog).policy
     checkpoint = Checkpoint.open(checkpoint_dir)
-    recognized = _recognized(checkpoint, catalog)
+    recognized = recognized_or_raise(checkpoint, catalog)
     plan = plan_from_policy(policy.quantization)
     environment = Environment.detect(device, libraries=catalog.libraries)
     dispatcher = Dispatcher(catalog, policy, environment)
@@ -119,7 +118,13 @@ def load_linears(
     }
 
 
-def _recognized(checkpoint: Checkpoint, catalog: Catalog) -> Recognized | None:
+def recognized_or_raise(checkpoint: Checkpoint, catalog: Catalog | None = None) -> Recognized | None:
+    """What the checkpoint's quantization is; None when it is not quantized.
+
+    Raises:
+        CheckpointError: it is refused; the message says why and what would work.
+    """
+    catalog = catalog or discover()
     outcome = recognize(checkpoint, (*catalog.importers, *BUILTIN))
     if isinstance(outcome, Refused):
         raise CheckpointError(f"{checkpoint.path}: {outcome}")

@@ -19,6 +19,7 @@ from phyai.quant.plan import QuantPlan, QuantRule
 from phyai.quant.scheme import MXFP4, MXFP8, NVFP4, NVFP4_INPUT, QuantScheme, TensorQuant
 
 _FP8_STATIC = TensorQuant("fp8_e4m3", "tensor", scale_rule="inverse")
+_FP8_TOKEN = TensorQuant("fp8_e4m3", "token", dynamic=True, scale_rule="inverse")
 _FP8_TENSOR = TensorQuant("fp8_e4m3", "tensor")
 _FP8_CHANNEL = TensorQuant("fp8_e4m3", "channel")
 _FP8_BLOCK = TensorQuant("fp8_e4m3", "block", block_shape=(128, 128))
@@ -36,7 +37,7 @@ def _dynamic(quant: TensorQuant) -> TensorQuant:
 _ALGORITHMS: dict[str, tuple[QuantScheme, str]] = {
     "FP8": (QuantScheme(_FP8_TENSOR, _FP8_STATIC), "FP8"),
     "FP8_PER_CHANNEL_PER_TOKEN": (
-        QuantScheme(_FP8_CHANNEL, TensorQuant("fp8_e4m3", "token", dynamic=True, scale_rule="inverse")), "FP8_PER_CHANNEL"),
+        QuantScheme(_FP8_CHANNEL, _FP8_TOKEN), "FP8_PER_CHANNEL"),
     "FP8_PB_WO": (QuantScheme(_FP8_BLOCK), "FP8_BLOCK"),
     "W8A16": (QuantScheme(_INT8_CHANNEL), "INT8"),
     "W8A8_SQ_PER_CHANNEL": (QuantScheme(_INT8_CHANNEL, TensorQuant("int8", "tensor")), "INT8"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from phyai.quant.elements import Element
-from phyai.quant.realize.codes import torch_fp8
+from phyai.quant.realize.codes import scale_values, torch_fp8
 from phyai.quant.scheme import TensorQuant
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def quantize_input(
     """Quantize an activation ``[M, K]`` (float32 or float64).
 
     ``scale`` and ``zero_point`` are the stored ones of a static input, ``scale`` the second scale of a
-    dynamic input that has one; see :class:`phyai.quant.weight.QuantizedWeight`.
+    dynamic input that has one (None: it follows from the whole tensor); see
+    :class:`phyai.quant.weight.QuantizedWeight`.
     """
     size = quant.group_size
     if not quant.dynamic:
@@ -62,7 +63,8 @@ def quantize_input(
     else:
         low, high = _extremes(x, quant)
         if quant.zero_point is None:
-            used, zero = symmetric_scale(low.abs().maximum(high.abs()), quant, scale), None
+            amax = low.abs().maximum(high.abs())
+            used, zero = symmetric_scale(amax, quant, scale if scale is not None else second_scale(amax, quant)), None
         else:
             used, zero = asymmetric_scale(low, high, quant)
     if quant.scale_rule == "inverse":
@@ -102,18 +104,48 @@ def symmetric_scale(amax: torch.Tensor, quant: TensorQuant, second: torch.Tensor
     """
     import torch
 
+    stored = stored_scale(amax, quant, second)
+    wide = scale_values(stored, quant.scale_dtype).to(amax.dtype) if stored.dtype != amax.dtype else stored
+    return wide if second is None else (wide.to(torch.float64) * second).to(amax.dtype)
+
+
+def stored_scale(amax: torch.Tensor, quant: TensorQuant, second: torch.Tensor | None = None) -> torch.Tensor:
+    """The scale of each group by its largest magnitude, in the scale type: e8m0 as uint8.
+
+    fp32 scales keep amax's dtype. A scale that would round to zero becomes the type's smallest, that of a group
+    of zeros becomes 1 (0.125 in e4m3).
+    """
+    import torch
+
     info = quant.element
     if quant.scale_rule.startswith("mx_"):
-        # as e8m0 holds them: 2**-127 to 2**127
-        return torch.exp2(power_of_two(amax, info, quant.scale_rule).clamp(-127, 127))
+        exponent = power_of_two(amax, info, quant.scale_rule).clamp(-127, 127)
+        return (exponent + 127).to(torch.uint8) if quant.scale_dtype == "e8m0" else torch.exp2(exponent)
     largest = (info.maximum - info.minimum) / 2 if quant.scale_rule == "full_range" else info.maximum
     scale = amax / largest
     if quant.scale_dtype == "fp8_e4m3":
-        factor = 1.0 if second is None else second.to(torch.float64)
-        local = (scale / factor).to(scale.dtype).clamp(max=448.0).to(torch.float8_e4m3fn).to(scale.dtype)
-        local = torch.where(local == 0, _E4M3_OF_ZERO, local)
-        return (local.to(torch.float64) * factor).to(scale.dtype)
-    return torch.where(scale == 0, 1.0, scale)
+        local = scale if second is None else (scale / second.to(torch.float64)).to(scale.dtype)
+        local = local.clamp(max=448.0).to(torch.float8_e4m3fn)
+        return torch.where(local.to(torch.float32) == 0, _E4M3_OF_ZERO, local.to(torch.float32)).to(local.dtype)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(quant.scale_dtype, amax.dtype)
+    limits = torch.finfo(dtype)
+    narrow = scale.clamp(max=limits.max).to(dtype)
+    smallest = torch.full_like(narrow, limits.smallest_normal * limits.eps)
+    return torch.where(narrow == 0, torch.where(amax == 0, torch.ones_like(narrow), smallest), narrow)
+
+
+def second_scale(amax: torch.Tensor, quant: TensorQuant) -> torch.Tensor | None:
+    """The second scale that puts the largest e4m3 scale of a tensor at 448: a float64 scalar.
+
+    It is the inverse of a float32, as compressed-tensors stores it; 1 for a tensor of zeros.
+    """
+    import torch
+
+    if not quant.second_scale:
+        return None
+    top = amax.amax() if amax.numel() else amax.new_zeros(())
+    divisor = (448.0 * quant.element.maximum / top).to(torch.float32)
+    return 1.0 / torch.where(torch.isfinite(divisor), divisor, 1.0).to(torch.float64)
 
 
 def power_of_two(amax: torch.Tensor, info: Element, rule: str) -> torch.Tensor:

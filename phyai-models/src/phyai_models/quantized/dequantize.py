@@ -1,0 +1,77 @@
+"""Write a checkpoint's linear weights as plain numbers, one layer at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import torch
+from phyai.catalog import Catalog
+from phyai.errors import CheckpointError
+from phyai.quant.checkpoint import Checkpoint
+from phyai.quant.layers import stored_layers
+from phyai.quant.realize import dequantize, realize
+from phyai.quant.storage import StoredLayer
+from phyai.quant.weight import QuantizedWeight
+
+from phyai_models.quantized.linears import recognized_or_raise
+
+
+def write_dequantized(
+    checkpoint_dir: str | Path,
+    out: str | Path,
+    names: Iterable[str] | None = None,
+    *,
+    catalog: Catalog | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Write ``NAME.weight`` (float32, ``[N, K]``) of every linear layer to a safetensors file.
+
+    The file appears whole or not at all. Peak memory is one layer. Returns how many layers were written.
+
+    Raises:
+        CheckpointError: the checkpoint, or one of the layers, cannot be loaded exactly as it was written.
+    """
+    checkpoint = Checkpoint.open(checkpoint_dir)
+    recognized = recognized_or_raise(checkpoint, catalog)
+    layers = stored_layers(checkpoint, recognized, names)
+    shapes = {f"{name}.weight": _shape(layer) for name, layer in layers.items()}
+    out = Path(out)
+    descriptor, partial = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_header(shapes))
+            for done, layer in enumerate(layers.values()):
+                weight = realize(layer, recognized).weight
+                dense = dequantize(weight) if isinstance(weight, QuantizedWeight) else weight.to(torch.float32)
+                file.write(dense.contiguous().numpy().tobytes())
+                if progress is not None:
+                    progress(done + 1, len(layers))
+        os.replace(partial, out)
+    except BaseException:
+        os.unlink(partial)
+        raise
+    return len(layers)
+
+
+def _shape(layer: StoredLayer) -> tuple[int, int]:
+    if layer.problem is not None or layer.shape is None:
+        raise CheckpointError(layer.problem or f"{layer.name} has no shape")
+    return layer.shape
+
+
+def _header(shapes: Mapping[str, tuple[int, int]]) -> bytes:
+    """A safetensors header for float32 tensors that lie one after the other."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    body = json.dumps(entries).encode()
+    body += b" " * (-len(body) % 8)
+    return struct.pack("<Q", len(body)) + body
