@@ -22,9 +22,12 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     top = TOP[name]
 
     def dynamic(x: torch.Tensor) -> torch.Tensor:
-        """One scale per slice of x that shares one; 1 where the slice is all zeros."""
-        amax = x.abs().amax() if granularity == "tensor" else x.abs().amax(dim=-1, keepdim=True)
-        return torch.where(amax > 0, amax / top, 1)
+        """One scale per slice of x that shares one; 1 where it would be 0."""
+        if granularity == "tensor":
+            amax = x.abs().amax() if x.numel() else x.new_zeros(())
+        else:
+            amax = x.abs().amax(dim=-1, keepdim=True)
+        return torch.where(amax / top == 0, 1, amax / top)
 
     def run(
         x: torch.Tensor,
@@ -34,11 +37,13 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         codes_out, scales_out = out or (None, None)
         x32 = wide(x)
-        x32 = x32 if granularity != "group" else x32.unflatten(-1, (-1, group_size))
+        groups = x.shape[-1] // group_size if granularity == "group" else 1
+        if granularity == "group":
+            x32 = x32.unflatten(-1, (groups, group_size))
         scales = (dynamic(x32) if scale is None else scale).float()
         codes = (x32 / scales).clamp(-top, top)
         codes = codes.round() if name == "int8" else codes
-        scales = scales.reshape(1) if granularity == "tensor" else scales.reshape(*x.shape[:-1], -1)
+        scales = scales.reshape(1) if granularity == "tensor" else scales.reshape(*x.shape[:-1], groups)
         return give(codes.reshape(x.shape), DTYPES[name], codes_out), give(scales, torch.float32, scales_out)
 
     return Prepared(run)

@@ -63,6 +63,38 @@ def _gemm(dtype: str) -> Kernel:
     )
 
 
+_ABSENT_OR_FALSE = [
+    {"any_of": [{f"quant.{name}": None}, {f"quant.{name}": False}]} for name in ("second_scale", "g_idx", "pre_scale")
+]
+_FP8: Mapping[str, Any] = {
+    "quant.layout": "plain",
+    "quant.weight": "fp8_e4m3",
+    "quant.activation": "fp8_e4m3",
+    "quant.scale_dtype": ["fp32", "bf16", "fp16"],
+    "quant.fields.activation_scale_rule": "amax",
+    "quant.fields.output": None,
+    "shape.N": "%16",
+    "shape.K": "%16",
+    "all_of": [
+        *_ABSENT_OR_FALSE,
+        {"any_of": [{"device.type": "cpu"}, {"device.type": "cuda", "device.arch": ">=sm89"}]},
+    ],
+}
+
+
+def _fp8(variant: str, dtypes: tuple[str, ...], granularities: list[tuple[str, str]], doc: str) -> Kernel:
+    """``granularities`` pairs the weight's with the input's. The bias has the output's dtype."""
+    scales = [{"quant.granularity": w, "quant.activation_granularity": a} for w, a in granularities]
+    outputs = [{"dtype.y": dtype, "any_of": [{"dtype.bias": None}, {"dtype.bias": dtype}]} for dtype in dtypes]
+    return row(
+        f"torch.gemm.fp8_{variant}",
+        {"all_of": [_FP8, {"any_of": scales}, {"any_of": outputs}]},
+        f"gemm_fp8:prepare_{variant}",
+        capture=Capture.AFTER_WARMUP,
+        doc=doc,
+    )
+
+
 def _activation(op: str, name: str, doc: str) -> Kernel:
     when = {"attrs.activation": name, **one_dtype(("x", "y"))}
     return row(f"torch.{op}.{name}", when, f"activation:prepare_{op}", batch_invariant=True, doc=doc)
@@ -78,6 +110,13 @@ _AFFINE: Mapping[str, Any] = {"any_of": [one_dtype(("x", "y"), ("weight", "bias"
 
 KERNELS: tuple[Kernel, ...] = (
     *(_gemm(dtype) for dtype in ("bf16", "fp16", "fp32", "fp64")),
+    _fp8("tensor", ("bf16", "fp16"), [("tensor", "tensor")], "torch._scaled_mm with one scale for each side"),
+    _fp8(
+        "channel",
+        ("bf16",),
+        [("channel", "token"), ("channel", "tensor"), ("tensor", "token")],
+        "torch._scaled_mm with a scale for every row of either side",
+    ),
     row(
         "torch.rms_norm",
         # 1 + w is rounded to the weight's dtype beforehand, which half precision cannot afford
@@ -124,7 +163,7 @@ KERNELS: tuple[Kernel, ...] = (
     ),
     row(
         "torch.gated_residual",
-        one_dtype(("residual", "x", "gate", "y")),
+        one_dtype(("residual", "y")),  # x and gate are promoted with it
         "residual:prepare",
         batch_invariant=True,
         doc="torch.addcmul",

@@ -25,10 +25,12 @@ def boundaries(lengths: Any) -> Any:
 
 
 def fill(call: SynthesizedCall, generator: Any) -> None:
-    """Replace ``cu_seqlens_q`` and ``cu_seqlens_k`` of a ragged call."""
-    if call.inputs["cu_seqlens_q"] is None:
+    """Replace the boundaries of a ragged call, whose tensors are ``[tokens, heads, head_dim]``."""
+    if call.attrs["layout"] != "ragged":
         return
     dims = call.spec.dims
+    for name in "qkv":
+        call.inputs[name] = call.inputs[name].flatten(0, 1)
     queries = split(dims["Sq"], dims["R"], generator)
     if dims["Sk"] >= dims["Sq"]:
         keys = queries + split(dims["Sk"] - dims["Sq"], dims["R"], generator)

@@ -4,7 +4,7 @@
 
     top = {"int8": 127, "fp8_e4m3": 448, "fp8_e5m2": 57344}[format]
     amax = abs(x).amax(over all elements | over each row | over every group_size elements of a row)
-    scales = amax / top                                    # fp32; 1 where amax is 0; or the given static scale
+    scales = amax / top                                    # fp32; 1 where that is 0; or the given static scale
     codes = (x / scales).clamp(-top, top)                  # then rounded to the nearest code, ties to even
 
 so that ``x`` is about ``codes * scales``. ``granularity`` is ``tensor`` (scales ``[1]``), ``token`` (scales
