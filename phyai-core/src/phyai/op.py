@@ -139,6 +139,8 @@ class Op:
     op's inputs, ``out`` and ``state`` like any prepared kernel.
     ``synthesize`` (``"module:function"``) is called as ``f(call, generator)`` after the generic synthesis of a call's
     tensors (:mod:`phyai.synthesize`) and replaces those of them that depend on each other.
+    ``fit`` gives the nearest spec that a call can have, where dimensions, dtypes or attributes of the op follow from
+    each other (a convolution's output length, heads that kv_heads divide); what fits comes back unchanged.
     """
 
     name: str
@@ -154,6 +156,7 @@ class Op:
     parts: tuple[Part, ...] = ()
     compose: str | None = None
     synthesize: str | None = None
+    fit: Callable[[ArgSpec], ArgSpec] | None = None
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

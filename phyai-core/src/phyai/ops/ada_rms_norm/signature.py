@@ -16,6 +16,7 @@ Source: π0.5's action expert (openpi, ``gemma.py``; lerobot's ``PiGemmaRMSNorm`
 from __future__ import annotations
 
 from phyai.op import Dim, Op, Tensor
+from phyai.ops import fits
 from phyai.ops.ada_rms_norm.arg_specs import ARG_SPECS
 from phyai.ops.rms_norm.signature import EPS
 
@@ -34,4 +35,5 @@ OP = Op(
     dims=(Dim("M", "rows", dynamic=True, minimum=0), ROWS, Dim("D", "size that is normalized over")),
     attributes=(EPS,),
     arg_specs=ARG_SPECS,
+    fit=fits.condition_rows,
 )

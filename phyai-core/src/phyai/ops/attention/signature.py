@@ -27,6 +27,7 @@ from collections.abc import Mapping
 
 from phyai.facts import FactKind, FactSpec, FactValue
 from phyai.op import Attr, Dim, Op, Tensor
+from phyai.ops import fits
 from phyai.ops.attention.arg_specs import ARG_SPECS
 
 #: Attributes that every attention op has.
@@ -86,5 +87,6 @@ OP = Op(
     extra_facts=(GROUP, SQUARE),
     derive=derive,
     arg_specs=ARG_SPECS,
+    fit=fits.attention,
     synthesize="phyai.ops.attention.inputs:fill",
 )

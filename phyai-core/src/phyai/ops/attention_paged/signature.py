@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from phyai.facts import FactKind
 from phyai.op import Attr, Dim, Op, Tensor
+from phyai.ops import fits
 from phyai.ops.attention.signature import ATTRIBUTES, GROUP, group
 from phyai.ops.attention_paged.arg_specs import ARG_SPECS
 
@@ -81,5 +82,6 @@ OP = Op(
     extra_facts=(GROUP,),
     derive=group,
     arg_specs=ARG_SPECS,
+    fit=fits.attention_paged,
     synthesize="phyai.ops.attention_paged.inputs:fill",
 )

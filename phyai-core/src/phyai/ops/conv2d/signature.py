@@ -14,6 +14,7 @@ Source: ``torch.nn.functional.conv2d``.
 from __future__ import annotations
 
 from phyai.op import Dim, Op, Tensor
+from phyai.ops import fits
 from phyai.ops.conv1d.signature import ATTRIBUTES
 from phyai.ops.conv2d.arg_specs import ARG_SPECS
 
@@ -40,4 +41,5 @@ OP = Op(
     ),
     attributes=ATTRIBUTES,
     arg_specs=ARG_SPECS,
+    fit=fits.convolution,
 )

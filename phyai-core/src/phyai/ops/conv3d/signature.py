@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from phyai.facts import FactKind
 from phyai.op import Attr, Dim, Op, Tensor
+from phyai.ops import fits
 from phyai.ops.conv1d.signature import ATTRIBUTES
 from phyai.ops.conv3d.arg_specs import ARG_SPECS
 
@@ -44,4 +45,5 @@ OP = Op(
         Attr("dilation_t", FactKind.NUMBER, None, "frames between the kernel's elements; dilation when absent"),
     ),
     arg_specs=ARG_SPECS,
+    fit=fits.convolution,
 )

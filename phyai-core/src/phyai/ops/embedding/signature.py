@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from phyai.facts import FactKind
 from phyai.op import Attr, Dim, Op, Tensor
+from phyai.ops import fits
 from phyai.ops.embedding.arg_specs import ARG_SPECS
 
 OP = Op(
@@ -35,5 +36,6 @@ OP = Op(
         Attr("scale", FactKind.NUMBER, None, "factor of every row"),
     ),
     arg_specs=ARG_SPECS,
+    fit=fits.embedding,
     synthesize="phyai.ops.embedding.inputs:fill",
 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from phyai.facts import FactKind
 from phyai.op import Attr, Dim, Op, Tensor
+from phyai.ops import fits
 from phyai.ops.group_norm.arg_specs import ARG_SPECS
 
 OP = Op(
@@ -36,4 +37,5 @@ OP = Op(
         Attr("eps", FactKind.NUMBER, 1e-5, "added to the variance"),
     ),
     arg_specs=ARG_SPECS,
+    fit=fits.group_norm,
 )

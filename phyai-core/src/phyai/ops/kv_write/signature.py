@@ -12,6 +12,7 @@ Returns nothing; the caches are mutated.
 from __future__ import annotations
 
 from phyai.op import Dim, Op, Tensor
+from phyai.ops import fits
 from phyai.ops.kv_write.arg_specs import ARG_SPECS
 
 OP = Op(
@@ -32,4 +33,5 @@ OP = Op(
         Dim("head_dim", "size of one head"),
     ),
     arg_specs=ARG_SPECS,
+    fit=fits.kv_write,
 )

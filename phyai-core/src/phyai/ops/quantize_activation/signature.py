@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from phyai.facts import FactKind
 from phyai.op import Attr, Dim, Op, Tensor
+from phyai.ops import fits
 from phyai.ops.quantize_activation.arg_specs import ARG_SPECS
 
 FORMATS = ("int8", "fp8_e4m3", "fp8_e5m2")
@@ -45,4 +46,5 @@ OP = Op(
         Attr("group_size", FactKind.NUMBER, None, "elements per scale, with group"),
     ),
     arg_specs=ARG_SPECS,
+    fit=fits.quantize_activation,
 )
