@@ -108,6 +108,10 @@ def _check_id(_: Any, __: Any, value: str) -> None:
         raise DeclarationError(f"kernel id {value!r} must read <backend>.<op>[.<variant>]")
 
 
+def _backend(kernel: Kernel) -> str:
+    return kernel.id.split(".", 1)[0]
+
+
 @attrs.frozen
 class Kernel:
     """One implementation of one op, as a backend declares it.
@@ -130,10 +134,8 @@ class Kernel:
     layouts: tuple[str, ...] = ("plain",)
     params: tuple[Param, ...] = ()
     doc: str = ""
-
-    @property
-    def backend(self) -> str:
-        return self.id.split(".", 1)[0]
+    #: The first part of ``id``.
+    backend: str = attrs.field(init=False, eq=False, repr=False, default=attrs.Factory(_backend, takes_self=True))
 
     @property
     def variant(self) -> str | None:

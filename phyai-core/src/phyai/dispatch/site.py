@@ -32,11 +32,6 @@ class Site:
     ``static`` are the facts known since it was bound, ``open`` the names of those that calls add.
     """
 
-    __slots__ = (
-        "_dispatcher", "_reader", "_shortcuts", "frozen", "memo", "name", "op", "open", "open_dims", "run", "static",
-        "weights",
-    )  # fmt: skip
-
     run: Callable[..., Any]
 
     def __init__(

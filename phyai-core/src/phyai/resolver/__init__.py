@@ -3,7 +3,7 @@
 Dispatch, ``phyai explain`` and lint all call :func:`resolve`; nothing else chooses kernels.
 """
 
+from phyai.resolver.decide import reads, resolve
 from phyai.resolver.ordering import BANDS, CAPABILITY, RANKS, TIES
-from phyai.resolver.resolve import reads, resolve
 
 __all__ = ["BANDS", "CAPABILITY", "RANKS", "TIES", "reads", "resolve"]

@@ -8,14 +8,17 @@ equal then is a tie, and a tie for the first place is an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
+from phyai.composite import BACKEND as DECOMPOSED
 from phyai.composite import is_decomposition
 from phyai.decision import Accepted, RuleRef
-from phyai.kernel import Kernel
+from phyai.kernel import Band, Kernel
 from phyai.policy import Aspects, Rule, kernel_matches
+
+_BANDS = tuple(f"band {band.name.lower()}" for band in sorted(Band))
 
 #: ``Decision.decided_by`` where no layer of rules decided.
 CAPABILITY, BANDS, RANKS, TIES = "capability", "bands", "ranks", "ties"
@@ -44,20 +47,23 @@ def order(
     all of them names it. ``fallback`` are the patterns, in order, that a restriction was relaxed to.
     """
     rules = aspects.prefer
-    positions = {k.id: tuple(_position(rule.prefer, k.id, parts) for rule in rules) for k in eligible}
-
-    def strong(kernel: Kernel) -> tuple[object, ...]:
-        chained = is_decomposition(kernel)  # inside a band, after every fused kernel
-        return (_position(fallback, kernel.id, parts), positions[kernel.id], -kernel.band, chained)
-
-    def full(kernel: Kernel) -> tuple[object, ...]:
-        tie = ties.index(kernel.backend) if kernel.backend in ties else len(ties)
-        return (*strong(kernel), tie, kernel.backend, -kernel.rank, kernel.id)
-
-    ranked = sorted(eligible, key=full)
-    level = [k for k in ranked if strong(k) == strong(ranked[0])]
-    accepted = tuple(Accepted(k.id, i, *_why(k, aspects, positions[k.id], fallback)) for i, k in enumerate(ranked))
-    return Order(tuple(ranked), accepted, _decided_by(ranked, rules, positions), _tied(level, ties))
+    of_rules = [_positions(rule.prefer, parts) for rule in rules]
+    of_fallback = _positions(fallback, parts)
+    tie_of = {backend: place for place, backend in enumerate(ties)}
+    places: dict[str, tuple[int, ...]] = {}  # in each rule's list
+    strong: dict[str, tuple[object, ...]] = {}  # all that orders kernels of different backends
+    full: dict[str, tuple[object, ...]] = {}
+    for kernel in eligible:
+        id, backend = kernel.id, kernel.backend
+        places[id] = tuple([position(id) for position in of_rules])
+        # Inside a band, the decomposition comes after every fused kernel.
+        strong[id] = (of_fallback(id) if fallback else 0, places[id], -kernel.band, backend == DECOMPOSED)
+        full[id] = (*strong[id], tie_of.get(backend, len(ties)), backend, -kernel.rank, id)
+    ranked = sorted(eligible, key=lambda k: full[k.id])
+    level = [k for k in ranked if strong[k.id] == strong[ranked[0].id]]
+    why = _reasons(aspects, fallback)
+    accepted = tuple([Accepted(k.id, i, *why(k, places[k.id])) for i, k in enumerate(ranked)])
+    return Order(tuple(ranked), accepted, _decided_by(ranked, rules, places), _tied(level, ties))
 
 
 def _tied(level: Sequence[Kernel], ties: Sequence[str]) -> tuple[Kernel, ...]:
@@ -77,31 +83,48 @@ def _tied(level: Sequence[Kernel], ties: Sequence[str]) -> tuple[Kernel, ...]:
     return alike if len(alike) > 1 else ()
 
 
-def _position(patterns: Sequence[str], kernel_id: str, parts: Mapping[str, Sequence[str]]) -> int:
+def _positions(patterns: Sequence[str], parts: Mapping[str, Sequence[str]]) -> Callable[[str], int]:
     """The place of a kernel in a list of patterns, or the list's length."""
-    own = next((i for i, pattern in enumerate(patterns) if kernel_matches(pattern, kernel_id)), len(patterns))
-    inner = [_position(patterns, part, {}) for part in parts.get(kernel_id, ())]
-    return min(own, max(inner)) if inner else own
+    last = len(patterns)
+
+    def own(id: str) -> int:
+        for i, pattern in enumerate(patterns):
+            if kernel_matches(pattern, id):
+                return i
+        return last
+
+    def position(id: str) -> int:
+        inner = parts.get(id)
+        return min(own(id), max(map(own, inner))) if inner else own(id)
+
+    return position if parts else own
 
 
-def _why(
-    kernel: Kernel, aspects: Aspects, positions: tuple[int, ...], fallback: Sequence[str]
-) -> tuple[str, RuleRef | None]:
-    """What put the kernel where it is, in words, and the rule that did."""
-    place = f"band {kernel.band.name.lower()}, rank {kernel.rank} in {kernel.backend}"
-    preferring: RuleRef | None = None
-    for preference, position in zip(aspects.prefer, positions, strict=True):
-        if position < len(preference.prefer):
-            place, preferring = f"preferred by rule {preference.ref} ({preference.prefer[position]})", preference.ref
-            break
+def _reasons(
+    aspects: Aspects, fallback: Sequence[str]
+) -> Callable[[Kernel, tuple[int, ...]], tuple[str, RuleRef | None]]:
+    """What put a kernel where it is, in words, and the rule that did."""
     rule = aspects.restriction
-    if fallback:
-        return f"fallback of a restriction that leaves nothing usable; {place}", preferring
-    if rule is None or rule.restriction is None:
-        return place, preferring
-    if rule.restriction.pin:
-        return f"pinned by rule {rule.ref}", rule.ref
-    return f"allowed by rule {rule.ref}; {place}", rule.ref
+    restriction = rule.restriction if rule is not None else None
+    ref = rule.ref if rule is not None else None
+    preferring = [(len(r.prefer), r.prefer, r.ref) for r in aspects.prefer]
+
+    def why(kernel: Kernel, places: tuple[int, ...]) -> tuple[str, RuleRef | None]:
+        place = f"{_BANDS[kernel.band]}, rank {kernel.rank} in {kernel.backend}"
+        by: RuleRef | None = None
+        for position, (length, patterns, preference) in zip(places, preferring, strict=True):
+            if position < length:
+                place, by = f"preferred by rule {preference} ({patterns[position]})", preference
+                break
+        if fallback:
+            return f"fallback of a restriction that leaves nothing usable; {place}", by
+        if restriction is None:
+            return place, by
+        if restriction.pin:
+            return f"pinned by rule {ref}", ref
+        return f"allowed by rule {ref}; {place}", ref
+
+    return why
 
 
 def _decided_by(ranked: Sequence[Kernel], rules: Sequence[Rule], positions: Mapping[str, tuple[int, ...]]) -> str:

@@ -56,7 +56,7 @@ class Parts:
 
 def resolve_parts(op: Op, facts: Facts, catalog: Catalog, policy: Policy, environment: Environment) -> Parts:
     """Decide every part of a composite op as a call of its own."""
-    from phyai.resolver.resolve import resolve
+    from phyai.resolver.decide import resolve
 
     decisions: dict[str, Decision] = {}
     ban: tuple[str, Rule] | None = None

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from phyai.catalog import Catalog
+from phyai.composite import BACKEND as DECOMPOSED
 from phyai.composite import as_resolved, is_decomposition
 from phyai.decision import Decision, Rejected, RuleRef, Stage
 from phyai.environment import Environment
@@ -18,7 +19,7 @@ from phyai.kernel import Band, Kernel
 from phyai.op import Op
 from phyai.policy import Aspects, NumericsDemand, Policy, Restriction, Rule, kernel_matches
 from phyai.predicates import Predicate
-from phyai.resolver.eligibility import refusal
+from phyai.resolver.eligibility import examiner
 from phyai.resolver.failure import ambiguous, nothing_left
 from phyai.resolver.fallback import environment_facts, serving_backends, where
 from phyai.resolver.ordering import Order, order
@@ -64,7 +65,7 @@ def resolve(
     )
     if not judged.eligible:
         raise nothing_left(base, aspects.restriction)
-    names = {kernel.id: parts.kernel_ids for kernel in judged.eligible if is_decomposition(kernel)}
+    names = {f"{DECOMPOSED}.{op.name}": parts.kernel_ids} if op.composite else {}
     ranking = order(judged.eligible, aspects, policy.defaults.ties, names, judged.fallback)
     if ranking.tied:
         raise ambiguous(attrs.evolve(base, candidates=(*ranking.accepted, *judged.rejected)), ranking.tied)
@@ -98,13 +99,16 @@ def _judge(
     op: Op, facts: Facts, aspects: Aspects, catalog: Catalog, policy: Policy, parts: Parts, failed: Mapping[str, str]
 ) -> _Judged:
     """Every kernel of the op: eligible, or rejected with the first reason met."""
-    demand, asked_by = _demand(aspects, policy)
+    refusal = examiner(facts, *_demand(aspects, policy))
     able: list[Kernel] = []
     rejected: list[Rejected] = []
     for kernel in catalog.kernels_of(op.name):
-        if is_decomposition(kernel) and not parts.problem:
-            kernel = as_resolved(kernel, parts.kernels)
-        verdict = refusal(kernel, facts, demand, asked_by) or parts.refusal(kernel, aspects)
+        if op.composite:
+            if is_decomposition(kernel) and not parts.problem:
+                kernel = as_resolved(kernel, parts.kernels)
+            verdict = refusal(kernel) or parts.refusal(kernel, aspects)
+        else:
+            verdict = refusal(kernel)
         if verdict is None and kernel.id in failed:
             verdict = Rejected(kernel.id, Stage.PREPARE, f"prepare failed: {failed[kernel.id]}")
         if verdict is None:
