@@ -36,13 +36,17 @@ def family_of(directory: Path) -> str:
     return json.loads((directory / "config.json").read_text())["type"]
 
 
-def engine(directory: Path, *, catalog: Any = None, policy: Any = None, dtype: Any = None, tags: Any = (), **arguments: Any) -> Engine:
+def engine(
+    directory: Path, *, catalog: Any = None, policy: Any = None, dtype: Any = None, tags: Any = (), **arguments: Any
+) -> Engine:
     family = family_of(directory)
     config = EngineConfig(DeviceConfig(params_dtype=dtype), tags=tags)
     return Engine(EngineArgs(family, ARGS[family](directory, **arguments), config), policy=policy, catalog=catalog)
 
 
-def run(directory: Path, tensors: dict[str, torch.Tensor], *, steps: int | None = None, **how: Any) -> dict[str, torch.Tensor]:
+def run(
+    directory: Path, tensors: dict[str, torch.Tensor], *, steps: int | None = None, **how: Any
+) -> dict[str, torch.Tensor]:
     """Every stage and the actions of one batch."""
     with engine(directory, **how) as running:
         result = running.step(LerobotBatch(tensors, num_steps=steps, trace=True))
@@ -73,7 +77,7 @@ def copy_case(name: str, target: Path, *, tensors: Any = None, config: Any = Non
 def random_checkpoint(
     target: Path, family: str, *, cameras: int = 2, empty_cameras: int = 0, heads: int = 4, kv_heads: int = 1,
     head_dim: int = 8, width: int = 24, expert_width: int = 16, depth: int = 3, chunk: int = 6, steps: int = 4,
-    state_dim: int = 5, action_dim: int = 3, vocabulary: int = 40, prefix: str = "", dtype: str = "float32", seed: int = 0,
+    state_dim: int = 5, action_dim: int = 3, vocabulary: int = 40, dtype: str = "float32", seed: int = 0,
 ) -> Path:  # fmt: skip
     """A checkpoint with random weights in sizes of one's choice."""
     target.mkdir(parents=True, exist_ok=True)
@@ -114,12 +118,14 @@ def random_checkpoint(
     state = {}
     for spec in model.tensors():
         scale = 0.3 if len(spec.shape) == 1 else spec.shape[-1] ** -0.5
-        state[prefix + spec.name] = torch.randn(spec.shape, generator=generator) * scale
+        state[spec.name] = torch.randn(spec.shape, generator=generator) * scale
     save_file(state, target / "model.safetensors")
     return target
 
 
-def random_batch(directory: Path, *, batch: int = 2, present: int | None = None, tokens: int = 7, seed: int = 0) -> dict[str, torch.Tensor]:
+def random_batch(
+    directory: Path, *, batch: int = 2, present: int | None = None, tokens: int = 7, seed: int = 0
+) -> dict[str, torch.Tensor]:
     """A batch in lerobot's names: the first ``present`` cameras, prompts of different length."""
     config = PiConfig.load(directory)
     g = torch.Generator().manual_seed(seed)

@@ -19,7 +19,9 @@ PROJECTOR = "paligemma_with_expert.paligemma.model.multi_modal_projector.linear"
 
 
 class PlainPi:
-    def __init__(self, tensors: dict[str, torch.Tensor], config: dict[str, Any], arch: dict[str, Any], dtype: torch.dtype) -> None:
+    def __init__(
+        self, tensors: dict[str, torch.Tensor], config: dict[str, Any], arch: dict[str, Any], dtype: torch.dtype
+    ) -> None:
         self.w = {name.removeprefix("model."): value.to(dtype) for name, value in tensors.items()}
         self.config, self.arch, self.dtype = config, arch, dtype
 
@@ -64,7 +66,15 @@ class PlainPi:
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
-    def tower(self, p: str, x: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, past: list[Any] | None, condition: torch.Tensor | None = None) -> tuple[torch.Tensor, list[Any]]:
+    def tower(
+        self,
+        p: str,
+        x: torch.Tensor,
+        mask: torch.Tensor,
+        positions: torch.Tensor,
+        past: list[Any] | None,
+        condition: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, list[Any]]:
         """Gemma over x [B, S, width]; mask [B, S, keys] bool; past keys and values come first."""
         sizes = self.arch["language_model"]
         kept = []
@@ -85,11 +95,15 @@ class PlainPi:
             a = (torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2)
             x = x + gate * self.linear(f"{layer}.self_attn.o_proj", a)
             n, gate = self.norm(f"{layer}.post_attention_layernorm", x, condition)
-            m = F.gelu(self.linear(f"{layer}.mlp.gate_proj", n), approximate="tanh") * self.linear(f"{layer}.mlp.up_proj", n)
+            m = F.gelu(self.linear(f"{layer}.mlp.gate_proj", n), approximate="tanh") * self.linear(
+                f"{layer}.mlp.up_proj", n
+            )
             x = x + gate * self.linear(f"{layer}.mlp.down_proj", m)
         return self.norm(f"{p}.norm", x, condition)[0], kept
 
-    def suffix(self, x: torch.Tensor, state: torch.Tensor, t: float) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    def suffix(
+        self, x: torch.Tensor, state: torch.Tensor, t: float
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Tokens, condition, and which block each token belongs to."""
         width = self.arch["expert"]["width"]
         time = torch.tensor(t, dtype=torch.float32).double()
@@ -107,7 +121,15 @@ class PlainPi:
         tokens = torch.cat([self.linear("state_proj", state)[:, None], actions], 1)
         return tokens, None, torch.tensor([0] + [1] * actions.shape[1])
 
-    def __call__(self, images: list[torch.Tensor | None], tokens: torch.Tensor, token_mask: torch.Tensor, state: torch.Tensor, noise: torch.Tensor, steps: int) -> dict[str, torch.Tensor]:
+    def __call__(
+        self,
+        images: list[torch.Tensor | None],
+        tokens: torch.Tensor,
+        token_mask: torch.Tensor,
+        state: torch.Tensor,
+        noise: torch.Tensor,
+        steps: int,
+    ) -> dict[str, torch.Tensor]:
         """``images`` in [0, 1] at the model's size, None for a missing camera (those come last)."""
         batch = tokens.shape[0]
         stages: dict[str, torch.Tensor] = {}
@@ -117,7 +139,9 @@ class PlainPi:
             stages[f"vision.cam{c}"] = self.image(((blank if image is None else image) * 2 - 1).to(self.dtype))
             embeds.append(stages[f"vision.cam{c}"])
             seen.append(torch.full((batch, embeds[-1].shape[1]), image is not None))
-        table = self.w.get(f"{LANGUAGE}.embed_tokens.weight", self.w.get("paligemma_with_expert.paligemma.lm_head.weight"))
+        table = self.w.get(
+            f"{LANGUAGE}.embed_tokens.weight", self.w.get("paligemma_with_expert.paligemma.lm_head.weight")
+        )
         embeds.append(table[tokens] * math.sqrt(table.shape[1]))
         prefix, mask = torch.cat(embeds, 1), torch.cat([*seen, token_mask], 1)
         stages["prefix.embeds"], stages["prefix.pad_mask"] = prefix, mask

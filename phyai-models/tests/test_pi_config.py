@@ -45,7 +45,11 @@ def test_what_a_minimal_configuration_leaves_out_has_lerobots_defaults(tmp_path)
         ({"quantization_config": {"quant_method": "fp8"}}, {}, "quantization_config"),
         ({}, {"family": "pi0"}, "arch.json of family pi0"),
         ({}, {"language_model": {"width": 64}}, "malformed"),
-        ({}, {"expert": {"width": 32, "depth": 3, "mlp_dim": 64, "num_heads": 8, "num_kv_heads": 1, "head_dim": 16}}, "one depth"),
+        (
+            {},
+            {"expert": {"width": 32, "depth": 3, "mlp_dim": 64, "num_heads": 8, "num_kv_heads": 1, "head_dim": 16}},
+            "one depth",
+        ),
         ({}, {"vision": {"hidden_size": 30, "num_attention_heads": 4, "image_size": 28}}, "must divide"),
         ({}, {"vocab_size": 0}, "vocab_size"),
     ],
@@ -58,7 +62,9 @@ def test_a_configuration_that_cannot_be_honoured_is_refused(tmp_path, config, ar
 
 def test_an_unknown_variant_is_refused(tmp_path):
     config = json.loads((DATA / "pi05_a" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "image_resolution": [224, 224], "paligemma_variant": "gemma_9b"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "image_resolution": [224, 224], "paligemma_variant": "gemma_9b"})
+    )
     with pytest.raises(CheckpointError, match="gemma_9b"):
         PiConfig.load(tmp_path)
 

@@ -116,7 +116,10 @@ def kernels(running, op):
 def test_two_engines_with_different_policies_in_one_process(tmp_path, catalog):
     directory, inputs, expected = case("pi05_a")
     (tmp_path / "reference.yaml").write_text(REFERENCE)
-    with engine(directory, catalog=catalog) as one, engine(directory, catalog=catalog, policy=tmp_path / "reference.yaml") as two:
+    with (
+        engine(directory, catalog=catalog) as one,
+        engine(directory, catalog=catalog, policy=tmp_path / "reference.yaml") as two,
+    ):
         for running in (one, two, one):
             assert relative_error(running.step(LerobotBatch(inputs)).actions, expected["actions"]) < 1e-5
         assert kernels(two, "gemm") == {"reference.gemm"}
@@ -129,7 +132,10 @@ def test_the_policy_file_of_the_environment_is_used(tmp_path, monkeypatch, catal
     monkeypatch.setenv("PHYAI_KERNEL_CONFIG", str(tmp_path / "reference.yaml"))
     with engine(directory, catalog=catalog) as running:
         running.step(LerobotBatch(inputs))
-        assert {row.kernel.split(".")[0] for row in decision_rows(running.dispatcher.report())} <= {"reference", "decomposed"}
+        assert {row.kernel.split(".")[0] for row in decision_rows(running.dispatcher.report())} <= {
+            "reference",
+            "decomposed",
+        }
 
 
 def test_call_sites_say_where_they_are(tmp_path, catalog):

@@ -71,7 +71,9 @@ def test_padding_beyond_the_longest_prompt_is_no_prompt(small):
     given = batch()
     wide = {
         "observation.language.tokens": torch.nn.functional.pad(given["observation.language.tokens"], (0, 288)),
-        "observation.language.attention_mask": torch.nn.functional.pad(given["observation.language.attention_mask"], (0, 288)),
+        "observation.language.attention_mask": torch.nn.functional.pad(
+            given["observation.language.attention_mask"], (0, 288)
+        ),
     }
     want = small.step(LerobotBatch(given)).actions
     assert torch.equal(small.step(LerobotBatch({**given, **wide})).actions, want)
@@ -206,9 +208,14 @@ def test_relative_actions_are_added_to_the_state(tmp_path, catalog):
     config = json.loads((directory / "config.json").read_text()) | changes
     (directory / "config.json").write_text(json.dumps(config))
     observation = Observation({"base": IMAGE}, "go", np.arange(8) / 10, torch.zeros(50, 32))
-    with engine(TINY, catalog=catalog, num_steps=1) as plain, engine(directory, catalog=catalog, num_steps=1) as relative:
+    with (
+        engine(TINY, catalog=catalog, num_steps=1) as plain,
+        engine(directory, catalog=catalog, num_steps=1) as relative,
+    ):
         offset = relative.step(observation).actions - plain.step(observation).actions
-    torch.testing.assert_close(offset, torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.0]).expand(50, 7), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        offset, torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.0]).expand(50, 7), rtol=0, atol=1e-6
+    )
 
 
 def test_wrong_numbers_of_steps_are_refused():

@@ -103,7 +103,12 @@ NUMBERS = st.lists(st.floats(-100, 100, width=32), min_size=4, max_size=4)
 
 
 @settings(max_examples=50, deadline=None)
-@given(mode=st.sampled_from(sorted(STATISTICS)), low=NUMBERS, span=st.lists(st.floats(0.125, 50, width=32), min_size=4, max_size=4), x=NUMBERS)
+@given(
+    mode=st.sampled_from(sorted(STATISTICS)),
+    low=NUMBERS,
+    span=st.lists(st.floats(0.125, 50, width=32), min_size=4, max_size=4),
+    x=NUMBERS,
+)
 def test_unnormalizing_undoes_normalizing(mode, low, span, x):
     low, span, x = torch.tensor(low), torch.tensor(span), torch.tensor(x)
     high = span if mode == "MEAN_STD" else low + span
@@ -194,7 +199,11 @@ def write_processor(path, steps):
 
 def test_a_processor_file_with_its_statistics(tmp_path):
     save_file({"observation.state.mean": torch.ones(2)}, tmp_path / "s.safetensors")
-    step = {"registry_name": "normalizer_processor", "config": {"norm_map": {"STATE": "MEAN_STD"}, "eps": 1e-6}, "state_file": "s.safetensors"}
+    step = {
+        "registry_name": "normalizer_processor",
+        "config": {"norm_map": {"STATE": "MEAN_STD"}, "eps": 1e-6},
+        "state_file": "s.safetensors",
+    }
     file = ProcessorFile.load(write_processor(tmp_path / "p.json", [step]))
     assert file.normalization("normalizer_processor") == ({"STATE": "MEAN_STD"}, 1e-6)
     assert file.stats["observation.state.mean"].tolist() == [1.0, 1.0]

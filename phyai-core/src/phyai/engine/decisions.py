@@ -40,7 +40,10 @@ def decision_rows(report: Report) -> list[DecisionRow]:
                 key = (str(decision.facts.get("role", "")), site.op, decision.kernel.id, decision.why())
                 grouped.setdefault(key, []).append(str(decision.facts.get("layer", site.name)))
     roles = list(dict.fromkeys(role for role, *_ in grouped))
-    rows = [DecisionRow(role, op, kernel, len(set(layers)), why, layers[0]) for (role, op, kernel, why), layers in grouped.items()]
+    rows = [
+        DecisionRow(role, op, kernel, len(set(layers)), why, layers[0])
+        for (role, op, kernel, why), layers in grouped.items()
+    ]
     return sorted(rows, key=lambda row: roles.index(row.role))
 
 

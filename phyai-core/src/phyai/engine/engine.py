@@ -85,7 +85,7 @@ class Engine:
             raise EngineError("this engine is closed; make a new one") from error
 
     def close(self) -> None:
-        """Finish the running request, cancel those that wait, and let go of the model. Calling it again does nothing."""
+        """Finish the running request, cancel those that wait, and let go of the model. Again: nothing."""
         self._worker.shutdown(wait=True, cancel_futures=True)
         with self._lock:
             if not self._closed:

@@ -43,8 +43,8 @@ class Model(Protocol):
         """Let go of device memory. Called once."""
 
 
-def _check_target(_: Any, attribute: Any, value: str | None) -> None:
-    if value is not None and not all(part for part in value.partition(":")):
+def _check_target(_: Any, attribute: Any, value: Any) -> None:
+    if not all(part for part in value.partition(":")):
         raise DeclarationError(f"{attribute.name}={value!r}; give it as 'module:name'")
 
 

@@ -7,6 +7,7 @@ The photographs come with scikit-image, the checkpoint with the repository (exam
 from __future__ import annotations
 
 import argparse
+import importlib
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ from phyai.errors import CheckpointError, PhyAIError
 
 if TYPE_CHECKING:
     import torch
-
     from phyai.engine.decisions import DecisionRow
     from phyai.policy import Policy
 
@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", default=str(CHECKPOINT), metavar="DIR", help=f"default: {CHECKPOINT}")
     parser.add_argument("--policy", metavar="FILE", help="the second policy (default: reference kernels only)")
     parser.add_argument("--instruction", default=INSTRUCTION, metavar="TEXT", help=f"default: {INSTRUCTION}")
-    parser.add_argument("--out", default="demo-output", metavar="DIR", help="where chunk.png goes (default: demo-output)")
+    parser.add_argument(
+        "--out", default="demo-output", metavar="DIR", help="where chunk.png goes (default: demo-output)"
+    )
 
 
 def main(args: argparse.Namespace, context: Context) -> int:
@@ -48,7 +50,10 @@ def main(args: argparse.Namespace, context: Context) -> int:
     from phyai.policy import default_policy
 
     with resources.as_file(resources.files("phyai_models.demo").joinpath("policies/reference.yaml")) as reference:
-        policies = {"the shipped default policy": default_policy(), str(args.policy or reference.name): context.policy(args.policy or str(reference))}
+        policies = {
+            "the shipped default policy": default_policy(),
+            str(args.policy or reference.name): context.policy(args.policy or str(reference)),
+        }
     chunks: dict[str, torch.Tensor] = {}
     tables: dict[str, list[DecisionRow]] = {}
     for name, policy in policies.items():
@@ -68,7 +73,9 @@ def main(args: argparse.Namespace, context: Context) -> int:
         )
         return Exit.OK
     _show(context, tables)
-    context.say(f'"{args.instruction}", {len(photographs)} photographs, a chunk of {len(first)} actions of {first.shape[1]}:')
+    context.say(
+        f'"{args.instruction}", {len(photographs)} photographs, a chunk of {len(first)} actions of {first.shape[1]}:'
+    )
     context.say(f"the two chunks differ by at most {difference:.2e}, where the largest action is {spread:.3f}")
     context.say(f"the chunk is drawn in {picture}")
     return Exit.OK
@@ -76,9 +83,11 @@ def main(args: argparse.Namespace, context: Context) -> int:
 
 def _photographs() -> dict[str, Any]:
     try:
-        from skimage import data
+        data: Any = importlib.import_module("skimage.data")
     except ImportError as error:
-        raise PhyAIError("the demonstration needs scikit-image and matplotlib: pip install 'phyai-models[demo]'") from error
+        raise PhyAIError(
+            "the demonstration needs scikit-image and matplotlib: pip install 'phyai-models[demo]'"
+        ) from error
     return {"base": data.astronaut(), "wrist": data.coffee()}
 
 
@@ -87,6 +96,7 @@ def _run(
 ) -> tuple[torch.Tensor, list[DecisionRow]]:
     from phyai.engine import Engine, EngineArgs
     from phyai.engine.decisions import decision_rows
+
     from phyai_models.pi05 import Observation, PI05Args
 
     plugin_args = PI05Args(args.checkpoint, seed=SEED)

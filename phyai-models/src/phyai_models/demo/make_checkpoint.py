@@ -1,4 +1,6 @@
-"""Make the small π0.5 checkpoint of the demonstration, in lerobot's layout: ``python -m phyai_models.demo.make_checkpoint DIR``.
+"""Make the small π0.5 checkpoint of the demonstration, in lerobot's layout::
+
+    python -m phyai_models.demo.make_checkpoint DIR
 
 It was not trained. Its towers are random; its action head is put together so that the flow does what a trained
 one does: the velocity is ``(x - a) / t``, where ``a`` is what the expert reads from images, instruction and state.
@@ -237,18 +239,31 @@ def processors_of(features: dict[str, Any]) -> dict[str, Any]:
         "post": "policy_postprocessor_step_0_unnormalizer_processor.safetensors",
     }
     normalizer = {"eps": 1e-8, "features": {**inputs, **outputs}, "norm_map": modes}
-    tokenizer = {"max_length": 200, "task_key": "task", "padding_side": "right", "padding": "max_length", "truncation": True}
+    tokenizer = {
+        "max_length": 200,
+        "task_key": "task",
+        "padding_side": "right",
+        "padding": "max_length",
+        "truncation": True,
+    }
     pre = [
         {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
         {"registry_name": "to_batch_processor", "config": {}},
-        {"registry_name": "relative_actions_processor", "config": {"enabled": False, "exclude_joints": [], "action_names": None}},
+        {
+            "registry_name": "relative_actions_processor",
+            "config": {"enabled": False, "exclude_joints": [], "action_names": None},
+        },
         {"registry_name": "normalizer_processor", "config": normalizer, "state_file": names["pre"]},
         {"registry_name": "pi05_prepare_state_tokenizer_processor_step", "config": {}},
         {"registry_name": "tokenizer_processor", "config": tokenizer},
         {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}},
     ]
     post = [
-        {"registry_name": "unnormalizer_processor", "config": {**normalizer, "features": outputs}, "state_file": names["post"]},
+        {
+            "registry_name": "unnormalizer_processor",
+            "config": {**normalizer, "features": outputs},
+            "state_file": names["post"],
+        },
         {"registry_name": "absolute_actions_processor", "config": {"enabled": False}},
         {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}},
     ]

@@ -11,6 +11,23 @@ from phyai_models.layers.scope import Scope
 from phyai_models.layers.tokens import KVCache, Tokens
 
 __all__ = [
-    "MLP", "Activation", "AdaRMSNorm", "Embedding", "GatedMLP", "GatedResidual", "KVCache", "Layer", "LayerNorm", "Linear", "LinearParameters",
-    "PagedAttention", "PatchEmbedding", "RMSNorm", "Scope", "SelfAttention", "Shard", "Tokens", "Unused",
-]  # fmt: skip
+    "MLP",
+    "Activation",
+    "AdaRMSNorm",
+    "Embedding",
+    "GatedMLP",
+    "GatedResidual",
+    "KVCache",
+    "Layer",
+    "LayerNorm",
+    "Linear",
+    "LinearParameters",
+    "PagedAttention",
+    "PatchEmbedding",
+    "RMSNorm",
+    "Scope",
+    "SelfAttention",
+    "Shard",
+    "Tokens",
+    "Unused",
+]

@@ -30,7 +30,7 @@ class SelfAttention(Layer):
         self.attention = self.scope.bind("attention", attrs={"layout": "padded"}, dtypes=dtypes, dims=dims)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.heads, self.head_dim)).unbind(-3)
+        q, k, v = self.qkv_proj(x).view(*x.shape[:-1], 3, self.heads, self.head_dim).unbind(-3)
         return self.out_proj(self.attention.run(q, k, v).flatten(-2))
 
 
@@ -74,7 +74,9 @@ class PagedAttention(Layer):
         heads = {"kv_heads": self.kv_heads, "head_dim": self.head_dim}
         cache = {"k_cache": dtype, "v_cache": dtype}
         if self.keys_only:
-            self.kv_proj = self.qkv.scope.bind("gemm", weights=weights.tensors, facts=weights.facts, dtypes={"x": dtype})
+            self.kv_proj = self.qkv.scope.bind(
+                "gemm", weights=weights.tensors, facts=weights.facts, dtypes={"x": dtype}
+            )
             self.rope = here.bind(
                 "rope", weights={"cos_sin": self.cos_sin}, attrs={"style": "neox"},
                 dtypes={"q": dtype, "k": dtype, "positions": torch.int64, "cos_sin": self.cos_sin.dtype},
@@ -90,7 +92,10 @@ class PagedAttention(Layer):
             dtypes={"x": dtype, "positions": torch.int64, **cache},
         )
         self.attention = here.bind(
-            "attention_paged", attrs={"single_page": True}, dtypes={"q": dtype, **cache}, dims={"heads": self.heads, **heads}
+            "attention_paged",
+            attrs={"single_page": True},
+            dtypes={"q": dtype, **cache},
+            dims={"heads": self.heads, **heads},
         )
         self.o_proj.load(source)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 import torch
-
 from phyai.facts import FactValue
+
 from phyai_models.layers.base import Layer
 from phyai_models.layers.scope import Scope
 from phyai_models.weights import TensorSpec, WeightSource

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-
 from phyai.facts import FactValue, canonical_dtype
 
 if TYPE_CHECKING:
@@ -34,7 +33,9 @@ class Scope:
 
     def at(self, name: str, source: str | None = None, **changes: Any) -> Scope:
         """The scope of the part called ``name``; ``source`` is its name in the checkpoint when that differs."""
-        return attrs.evolve(self, path=join(self.path, name), source=join(self.source, name if source is None else source), **changes)
+        return attrs.evolve(
+            self, path=join(self.path, name), source=join(self.source, name if source is None else source), **changes
+        )
 
     def bind(
         self,

@@ -55,7 +55,14 @@ class KVCache:
 
     @classmethod
     def empty(
-        cls, layers: int, pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+        cls,
+        layers: int,
+        pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> KVCache:
         """A cache with nothing in it. It starts at zero, since kernels may read whole pages and mask afterwards."""
 

@@ -12,7 +12,6 @@ from phyai.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     import torch
-
     from phyai.engine import Engine
 
 EXAMPLES = """
@@ -31,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     batch.add_argument("--trace", action="store_true", help="also write what every stage computed")
     robot = parser.add_argument_group("one observation")
-    robot.add_argument("--image", action="append", default=[], metavar="CAMERA=FILE", help="a camera's image; repeat it")
+    robot.add_argument(
+        "--image", action="append", default=[], metavar="CAMERA=FILE", help="a camera's image; repeat it"
+    )
     robot.add_argument("--instruction", metavar="TEXT", help="what the robot should do")
     robot.add_argument("--state", metavar="NUMBERS", help="the robot's state, in its own units, separated by commas")
     robot.add_argument("--truncate-prompt", action="store_true", help="cut a prompt that is too long")
@@ -48,6 +49,7 @@ def run(family: str, args: argparse.Namespace, context: Context) -> int:
     """Run the command for one of the two models."""
     _check_usage(args)
     from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig
+
     from phyai_models.pi.model import Savings
 
     plugin = context.catalog.model(family)
@@ -155,7 +157,10 @@ def _report(args: argparse.Namespace, context: Context, engine: Engine, actions:
     for rule in report.unmatched:
         context.note(f"rule {rule} matched no call")
     shape = " × ".join(map(str, actions.shape))
-    context.say(f"\nactions {shape} in {seconds:.3f} s (first call, deciding included)" + (f", written to {args.out}" if args.out else ""))
+    context.say(
+        f"\nactions {shape} in {seconds:.3f} s (first call, deciding included)"
+        + (f", written to {args.out}" if args.out else "")
+    )
     if not args.inputs:
         lines = [" ".join(f"{value:8.4f}" for value in row) for row in actions.tolist()]
         context.say("\n".join(lines))
@@ -174,5 +179,7 @@ class _Progress:
         percent = 100 * done // total
         if percent != self.shown:
             self.shown = percent
-            self.stream.write(f"\rloading weights: {percent:3d} % of {total / 1e9:.1f} GB" + ("\n" if done >= total else ""))
+            self.stream.write(
+                f"\rloading weights: {percent:3d} % of {total / 1e9:.1f} GB" + ("\n" if done >= total else "")
+            )
             self.stream.flush()

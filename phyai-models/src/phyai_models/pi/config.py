@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-
 from phyai.errors import CheckpointError
+
 from phyai_models.weights.checkpoint import read_json
 
 STATE = "observation.state"
@@ -25,7 +25,7 @@ def _positive(instance: Any, attribute: Any, value: Any) -> None:
         raise CheckpointError(f"{attribute.name} should be a positive whole number, and is {value!r}")
 
 
-def size(default: Any = attrs.NOTHING) -> Any:
+def size(default: int) -> Any:
     """An attrs field that holds a positive whole number."""
     return attrs.field(default=default, validator=_positive)
 
@@ -34,12 +34,12 @@ def size(default: Any = attrs.NOTHING) -> Any:
 class GemmaConfig:
     """Sizes of a Gemma tower."""
 
-    width: int = size()
-    depth: int = size()
-    mlp_dim: int = size()
-    num_heads: int = size()
-    num_kv_heads: int = size()
-    head_dim: int = size()
+    width: int = attrs.field(validator=_positive)
+    depth: int = attrs.field(validator=_positive)
+    mlp_dim: int = attrs.field(validator=_positive)
+    num_heads: int = attrs.field(validator=_positive)
+    num_kv_heads: int = attrs.field(validator=_positive)
+    head_dim: int = attrs.field(validator=_positive)
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
 
@@ -83,10 +83,10 @@ class PiConfig:
     language_model: GemmaConfig
     expert: GemmaConfig
     vision: SiglipConfig
-    vocab_size: int = size()
+    vocab_size: int = attrs.field(validator=_positive)
     cameras: tuple[str, ...]
-    state_dim: int = size()
-    action_dim: int = size()
+    state_dim: int = attrs.field(validator=_positive)
+    action_dim: int = attrs.field(validator=_positive)
     chunk_size: int = size(50)
     max_state_dim: int = size(32)
     max_action_dim: int = size(32)
@@ -166,7 +166,9 @@ def _build(raw: Mapping[str, Any], arch: Mapping[str, Any]) -> PiConfig:
     if raw.get("quantization_config") is not None:
         raise CheckpointError("quantization_config: quantized π checkpoints of this form are not supported")
     steps = "QUANTILES" if family == "pi05" else "MEAN_STD"
-    normalization = {"VISUAL": "IDENTITY", "STATE": steps, "ACTION": steps} | dict(raw.get("normalization_mapping") or {})
+    normalization = {"VISUAL": "IDENTITY", "STATE": steps, "ACTION": steps} | dict(
+        raw.get("normalization_mapping") or {}
+    )
     for kind, mode in normalization.items():
         if mode not in NORMALIZATIONS:
             raise CheckpointError(f"normalization_mapping: {kind} is {mode!r}; known are {', '.join(NORMALIZATIONS)}")

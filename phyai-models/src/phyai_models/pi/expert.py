@@ -9,7 +9,17 @@ from collections.abc import Sequence
 
 import torch
 
-from phyai_models.layers import AdaRMSNorm, GatedMLP, GatedResidual, KVCache, Layer, PagedAttention, RMSNorm, Scope, Tokens
+from phyai_models.layers import (
+    AdaRMSNorm,
+    GatedMLP,
+    GatedResidual,
+    KVCache,
+    Layer,
+    PagedAttention,
+    RMSNorm,
+    Scope,
+    Tokens,
+)
 from phyai_models.pi.config import GemmaConfig
 from phyai_models.pi.gemma import GemmaLayer
 
@@ -26,6 +36,7 @@ class Expert(Layer):
         residual: torch.Tensor | None = None
         for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
             x, residual = layer(x, residual, tokens, keys, values)
+        assert residual is not None  # a tower has at least one layer
         return self.norm(x, residual)
 
 

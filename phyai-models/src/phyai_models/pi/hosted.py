@@ -8,9 +8,9 @@ from typing import Any
 
 import attrs
 import torch
-
 from phyai.engine import Host
 from phyai.errors import InputError
+
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.inputs import Observation, from_lerobot
 from phyai_models.pi.loading import load_model
@@ -117,8 +117,8 @@ class HostedPi:
 
     def _observations(self, observations: Sequence[Observation]) -> list[ActionChunk]:
         inputs = self.processor.inputs(observations, self._noise(len(observations)))
-        normalizer = self.processor.action_normalizer  # a missing file is said before the work, not after
-        assert self.runner is not None and normalizer is not None
+        _ = self.processor.action_normalizer  # a missing file is said before the work, not after
+        assert self.runner is not None
         chunk = self.runner(inputs, self._steps(None))
         return [ActionChunk(actions) for actions in self.processor.actions(chunk, observations)]
 

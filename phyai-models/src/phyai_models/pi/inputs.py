@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 import torch
-
 from phyai.errors import InputError
+
 from phyai_models.pi.config import STATE, PiConfig
 from phyai_models.processors.images import preprocess, to_chw, unit_range
 
@@ -131,10 +131,22 @@ def checked_noise(noise: Any, batch: int, config: PiConfig) -> torch.Tensor:
         InputError: another shape, or values that are not finite.
     """
     shape = (batch, config.chunk_size, config.max_action_dim)
-    noise = torch.as_tensor(noise).detach().cpu().to(torch.float32)
-    if noise.shape != shape or not torch.isfinite(noise).all():
-        raise InputError(f"noise should be finite numbers of shape {list(shape)}; it has shape {list(noise.shape)}")
-    return noise
+    values = float_tensor(noise, "noise")
+    if values.shape != shape or not torch.isfinite(values).all():
+        raise InputError(f"noise should be finite numbers of shape {list(shape)}; it has shape {list(values.shape)}")
+    return values
+
+
+def float_tensor(value: Any, what: str) -> torch.Tensor:
+    """``value`` (numbers, nested lists of them, a NumPy array, a tensor) as a float32 tensor on the CPU.
+
+    Raises:
+        InputError: it holds something else.
+    """
+    try:
+        return torch.as_tensor(value).detach().cpu().to(torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{what} should be numbers: {error}") from error
 
 
 def check_tokens(tokens: torch.Tensor, mask: torch.Tensor, config: PiConfig) -> None:
@@ -152,12 +164,14 @@ def check_tokens(tokens: torch.Tensor, mask: torch.Tensor, config: PiConfig) -> 
     longest = int(mask.sum(1).max())
     if longest > config.tokenizer_max_length:
         raise InputError(
-            f"a prompt of {longest} tokens; this checkpoint takes {config.tokenizer_max_length} (tokenizer_max_length). "
-            "Shorten the instruction"
+            f"a prompt of {longest} tokens; this checkpoint takes {config.tokenizer_max_length} "
+            "(tokenizer_max_length). Shorten the instruction"
         )
 
 
-def camera_images(observations: Sequence[Observation], config: PiConfig, rename: Mapping[str, str]) -> tuple[torch.Tensor, torch.Tensor]:
+def camera_images(
+    observations: Sequence[Observation], config: PiConfig, rename: Mapping[str, str]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Images and camera mask of a batch of observations, as :class:`Inputs` holds them.
 
     Raises:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-
 from phyai.dispatch import Dispatcher
 from phyai.facts import FactValue
+
 from phyai_models.layers import Scope
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.model import PALIGEMMA, PiModel, Savings

@@ -126,7 +126,13 @@ class PiModel(Layer):
         return [self.condition(embedded[i : i + 1]) for i in range(steps)]
 
     def sample(
-        self, noise: torch.Tensor, state: torch.Tensor, steps: int, suffix: Tokens, cache: KVCache, trace: Trace | None = None
+        self,
+        noise: torch.Tensor,
+        state: torch.Tensor,
+        steps: int,
+        suffix: Tokens,
+        cache: KVCache,
+        trace: Trace | None = None,
     ) -> torch.Tensor:
         """Actions ``[B, chunk, action]`` from ``noise`` of that shape, given a cache that holds the prefix."""
         fixed, conditions = self.fixed(state), self.schedule(steps)

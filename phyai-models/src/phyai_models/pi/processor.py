@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-
 from phyai.errors import CheckpointError, InputError
+
 from phyai_models.pi.config import ACTION, STATE, PiConfig
-from phyai_models.pi.inputs import Inputs, Observation, camera_images, check_tokens, checked_noise
+from phyai_models.pi.inputs import Inputs, Observation, camera_images, check_tokens, checked_noise, float_tensor
 from phyai_models.processors.actions import absolute_mask, to_absolute
 from phyai_models.processors.lerobot import POSTPROCESSOR, PREPROCESSOR, ProcessorFile
 from phyai_models.processors.normalization import Normalizer
@@ -39,7 +39,10 @@ class Processor:
         states = torch.stack([self._state(o) for o in observations])
         normalized = self.state_normalizer.normalize(states)
         tokens, token_mask = self._tokens([o.instruction for o in observations], normalized)
-        own = [noise[i] if o.noise is None else checked_noise(torch.as_tensor(o.noise)[None], 1, self.config)[0] for i, o in enumerate(observations)]
+        own = [
+            noise[i] if o.noise is None else checked_noise(float_tensor(o.noise, "noise")[None], 1, self.config)[0]
+            for i, o in enumerate(observations)
+        ]
         padding = self.config.max_state_dim - states.shape[1]
         return Inputs(
             images=images,
@@ -65,7 +68,9 @@ class Processor:
 
     @functools.cached_property
     def state_normalizer(self) -> Normalizer:
-        return self._normalizer(self._preprocessor, PREPROCESSOR, "normalizer_processor", STATE, "STATE", self.config.state_dim)
+        return self._normalizer(
+            self._preprocessor, PREPROCESSOR, "normalizer_processor", STATE, "STATE", self.config.state_dim
+        )
 
     @functools.cached_property
     def action_normalizer(self) -> Normalizer:
@@ -90,16 +95,20 @@ class Processor:
         steps = {} if self._preprocessor is None else self._preprocessor.steps
         return steps.get("rename_observations_processor", {}).get("rename_map") or {}
 
-    def _normalizer(self, file: ProcessorFile | None, name: str, step: str, feature: str, kind: str, dim: int) -> Normalizer:
+    def _normalizer(
+        self, file: ProcessorFile | None, name: str, step: str, feature: str, kind: str, dim: int
+    ) -> Normalizer:
         modes, eps = ({}, 1e-8) if file is None else file.normalization(step)
         mode = modes.get(kind, self.config.normalization[kind])
         where = f"{self.directory / name}" if file is not None else f"{self.directory} (without {name})"
         return Normalizer.build(feature, mode, dim, {} if file is None else file.stats, where, eps)
 
     def _state(self, observation: Observation) -> torch.Tensor:
-        state = torch.as_tensor(observation.state).detach().cpu().to(torch.float32)
+        state = float_tensor(observation.state, "the state")
         if state.shape != (self.config.state_dim,):
-            raise InputError(f"the state has shape {list(state.shape)}; this robot's has {self.config.state_dim} numbers")
+            raise InputError(
+                f"the state has shape {list(state.shape)}; this robot's has {self.config.state_dim} numbers"
+            )
         if not torch.isfinite(state).all():
             raise InputError("the state holds NaN or infinite values")
         return state
@@ -112,7 +121,10 @@ class Processor:
             ids = self.tokenizer.encode(text)
             encoded.append(ids[:limit] if self.truncate_prompt else ids)
         width = max(map(len, encoded))
-        tokens, mask = torch.zeros(len(encoded), width, dtype=torch.int64), torch.zeros(len(encoded), width, dtype=torch.bool)
+        tokens, mask = (
+            torch.zeros(len(encoded), width, dtype=torch.int64),
+            torch.zeros(len(encoded), width, dtype=torch.bool),
+        )
         for row, ids in enumerate(encoded):
             tokens[row, : len(ids)] = torch.tensor(ids)
             mask[row, : len(ids)] = True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import attrs
 import torch
-
 from phyai.errors import InputError
+
 from phyai_models.layers import KVCache
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.inputs import Inputs

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import attrs
-
 from phyai.engine import Host
+
 from phyai_models.pi.hosted import ActionChunk, HostedPi, LerobotBatch, PiArgs
 from phyai_models.pi.inputs import Observation
 from phyai_models.pi.model import Savings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from phyai.cli.command import Context
+
 from phyai_models.pi import command
 
 EXAMPLES = command.EXAMPLES.format(family="pi05")

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-
 from phyai.errors import InputError
 
 
@@ -31,7 +30,9 @@ def to_chw(image: Any, camera: str) -> torch.Tensor:
     first, last = tensor.shape[0] == 3, tensor.shape[-1] == 3
     if first == last:
         why = "either end could be the channels" if first else "neither end is 3 colour channels"
-        raise InputError(f"{camera}: an image of shape {list(tensor.shape)}, where {why}; give RGB as [height, width, 3]")
+        raise InputError(
+            f"{camera}: an image of shape {list(tensor.shape)}, where {why}; give RGB as [height, width, 3]"
+        )
     return unit_range(tensor if first else tensor.permute(2, 0, 1), camera)
 
 

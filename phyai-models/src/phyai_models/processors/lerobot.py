@@ -13,8 +13,8 @@ from typing import Any
 
 import attrs
 import torch
-
 from phyai.errors import CheckpointError
+
 from phyai_models.weights.checkpoint import inside, read_json
 from phyai_models.weights.safetensors_file import read_all
 
@@ -56,7 +56,9 @@ class ProcessorFile:
             name = entry.get("registry_name") if isinstance(entry, dict) else None
             config = (entry.get("config") or {}) if isinstance(entry, dict) else None
             if name not in KNOWN_STEPS or not isinstance(config, dict):
-                raise CheckpointError(f"{path}: step {name!r} is not one that can be honoured ({', '.join(sorted(KNOWN_STEPS))})")
+                raise CheckpointError(
+                    f"{path}: step {name!r} is not one that can be honoured ({', '.join(sorted(KNOWN_STEPS))})"
+                )
             steps[name] = config
             if entry.get("state_file") is not None:
                 stats |= read_all(inside(path.parent, entry["state_file"], path))

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import attrs
 import torch
-
 from phyai.errors import CheckpointError
 
 #: Mode to the two statistics that it needs.
@@ -58,7 +57,7 @@ class Normalizer:
             if value.shape != (dim,) or not torch.isfinite(value).all():
                 raise CheckpointError(f"{where}: {feature}.{statistic} should be {dim} finite numbers")
             values.append(value.to(torch.float32))
-        return cls(mode, *values, eps=eps)
+        return cls(mode, values[0], values[1], eps)
 
     def normalize(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` of shape ``[..., D]`` in the robot's units to the model's."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-
 from phyai.errors import InputError
 
 STATE_BINS = 256

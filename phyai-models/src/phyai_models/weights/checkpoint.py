@@ -9,8 +9,8 @@ from typing import Any
 
 import attrs
 import torch
-
 from phyai.errors import CheckpointError
+
 from phyai_models.weights.safetensors_file import TensorInfo, read_header, read_into
 
 SINGLE = "model.safetensors"
@@ -99,7 +99,8 @@ def _open_shards(directory: Path, index: Path) -> dict[str, TensorInfo]:
         f"{tensor} should be in {file} and is not" for tensor, file in weight_map.items() if tensor not in headers[file]
     ]
     problems += [
-        f"{tensor} is in {file} and the index " + (f"puts it in {weight_map[tensor]}" if tensor in weight_map else "does not know it")
+        f"{tensor} is in {file} and the index "
+        + (f"puts it in {weight_map[tensor]}" if tensor in weight_map else "does not know it")
         for file, header in headers.items()
         for tensor in header
         if weight_map.get(tensor) != file

@@ -18,7 +18,6 @@ from typing import Any
 
 import attrs
 import torch
-
 from phyai.errors import CheckpointError
 
 #: The format's own limit on the header.
@@ -109,7 +108,7 @@ def read_into(info: TensorInfo, out: torch.Tensor) -> None:
     """
     if info.begin == info.end:
         return
-    target = memoryview(out.reshape(-1).view(torch.uint8).numpy())
+    target = memoryview(out.reshape(-1).view(torch.uint8).numpy().data)
     with info.path.open("rb", buffering=0) as file:
         file.seek(info.begin, os.SEEK_SET)
         while len(target):

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 import torch
-
 from phyai.errors import CheckpointError
+
 from phyai_models.weights.checkpoint import Checkpoint
 
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -27,8 +27,8 @@ class WeightSource:
     """A checkpoint seen through a model's names.
 
     ``prefixes`` are what a file may put before every name; ``stand_ins`` maps a name to another whose tensor is
-    taken where that name is not stored (tied embeddings); ``ignored`` are globs of tensors that the model has no use for,
-    each with the reason. ``progress`` is called with the bytes of each tensor that has been read.
+    taken where that name is not stored (tied embeddings); ``ignored`` are globs of tensors that the model has no
+    use for, each with the reason. ``progress`` is called with the bytes of each tensor that has been read.
     """
 
     def __init__(
@@ -50,7 +50,9 @@ class WeightSource:
     def stored(self, name: str) -> list[str]:
         """The checkpoint's own names for ``name``: one, none when it is missing, several when it is ambiguous."""
         for candidate in (name, self.stand_ins.get(name)):
-            found = [p + candidate for p in self.prefixes if p + candidate in self.checkpoint.tensors] if candidate else []
+            found = (
+                [p + candidate for p in self.prefixes if p + candidate in self.checkpoint.tensors] if candidate else []
+            )
             if found:
                 return found
         return []
@@ -76,7 +78,7 @@ class WeightSource:
                 elif info.dtype not in FLOATING:
                     problems.append(
                         f"{name} is stored as {str(info.dtype).removeprefix('torch.')}; "
-                        "allowed are float32, bfloat16, float16 and float64, unless config.json describes a quantization"
+                        "allowed are float32, bfloat16, float16 and float64, unless config.json quantizes it"
                     )
             if len(found) > 1:
                 problems.append(f"{' and '.join(found)} are the same tensor of the model; only one may be stored")
@@ -84,7 +86,9 @@ class WeightSource:
         nearest = _Nearest(surplus or list(self.checkpoint.tensors))
         problems += [f"{name} is missing; {nearest.hint(name)}" for name in missing]
         wanted = _Nearest(missing) if missing else None
-        problems += [f"{name} is not a tensor of this model" + (f"; {wanted.hint(name)}" if wanted else "") for name in surplus]
+        problems += [
+            f"{name} is not a tensor of this model" + (f"; {wanted.hint(name)}" if wanted else "") for name in surplus
+        ]
         if problems:
             listed = "\n  ".join(problems)
             raise CheckpointError(
