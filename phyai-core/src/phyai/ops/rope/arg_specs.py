@@ -33,7 +33,7 @@ ARG_SPECS = (
     _spec("pi05.prefix", PREFIX_TOKENS, GEMMA, 256, 1024, PREFIX.facts),
     _spec("pi05.expert", CHUNK, GEMMA, 256, 1024, EXPERT.facts),
     _spec("cosmos3.gen", 1560, COSMOS, 128, 4096, COSMOS3.facts, **MROPE),
-    _spec("qwen3_5.partial", 256, (8, 2, 256), 64, 4096, {"model.family": "qwen3_5"}),
+    _spec("qwen3_5.partial", 256, (8, 2, 256), 64, 4096, {"model.family": "qwen3_5", "role": "prefix"}),
     _spec("small.neox", 5, (4, 2, 8), 8, 16),
     _spec("small.interleaved", 5, (4, 2, 8), 8, 16, style="interleaved"),
     _spec("small.partial", 3, (3, 1, 10), 6, 9),
