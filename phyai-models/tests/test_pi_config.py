@@ -35,6 +35,7 @@ def test_what_a_minimal_configuration_leaves_out_has_lerobots_defaults(tmp_path)
         ({"image_resolution": [28, 14]}, {}, "not square"),
         ({"image_resolution": [42, 42]}, {}, "images of 42"),
         ({"dtype": "int4"}, {}, "allowed are float32 and bfloat16"),
+        ({"n_obs_steps": 2}, {}, "more than one moment"),
         ({"chunk_size": 0}, {}, "chunk_size should be a positive whole number"),
         ({"chunk_size": "50"}, {}, "chunk_size"),
         ({"num_inference_steps": -1}, {}, "num_inference_steps"),

@@ -147,6 +147,16 @@ def test_a_bfloat16_model_stays_near(tmp_path, catalog):
     assert cosine(got["actions"], plain(directory, batch)["actions"]) > 0.999
 
 
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
+def test_lerobots_bfloat16_mix_in_other_sizes(family, tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, family, width=64, expert_width=48, head_dim=16, dtype="bfloat16")
+    batch = random_batch(directory)
+    got, want = run(directory, batch, catalog=catalog), plain(directory, batch)
+    for name, value in want.items():
+        if value.dtype != torch.bool:
+            assert cosine(got[name], value) > 0.999, name
+
+
 def test_weights_stored_in_half_precision_are_converted_exactly(tmp_path, catalog):
     directory = random_checkpoint(tmp_path / "half", "pi05")
     from safetensors.torch import save_file

@@ -37,7 +37,7 @@ def batch(**changes):
     [
         ({"observation.language.tokens": None}, "lacks observation.language.tokens"),
         ({"observation.images.cam0": None, "observation.images.cam1": None}, "no camera image"),
-        ({"observation.images.cam7": torch.zeros(2, 3, 28, 28)}, "unknown inputs observation.images.cam7"),
+        ({"observation.images.cam7": torch.zeros(2, 3, 28, 28)}, "unknown cameras observation.images.cam7"),
         ({"observation.images.cam0": torch.zeros(2, 4, 28, 28)}, "cam0 has shape"),
         ({"observation.images.cam0": torch.zeros(3, 28, 28)}, "cam0 has shape"),
         ({"observation.images.cam0": torch.full((2, 3, 28, 28), 200.0)}, "divide by 255"),

@@ -47,20 +47,22 @@ def main(args: argparse.Namespace, context: Context) -> int:
             "python -m phyai_models.demo.make_checkpoint DIR, and give --checkpoint DIR"
         )
     photographs = _photographs()
-    from phyai.policy import default_policy
+    from phyai.policy import default_policy, parse_policy
 
-    with resources.as_file(resources.files("phyai_models.demo").joinpath("policies/reference.yaml")) as reference:
-        policies = {
-            "the shipped default policy": default_policy(),
-            str(args.policy or reference.name): context.policy(args.policy or str(reference)),
-        }
+    reference = resources.files("phyai_models.demo").joinpath("policies/reference.yaml").read_bytes()
+    second = (
+        context.policy(args.policy)
+        if args.policy
+        else parse_policy(reference, file="reference.yaml", catalog=context.catalog).policy
+    )
+    policies = {"the shipped default policy": default_policy(), args.policy or "reference.yaml": second}
     chunks: dict[str, torch.Tensor] = {}
     tables: dict[str, list[DecisionRow]] = {}
     for name, policy in policies.items():
         chunks[name], tables[name] = _run(args, context, policy, photographs)
-    first, second = chunks.values()
-    difference = float((first - second).abs().max())
-    spread = float(first.abs().max())
+    chunk, other = chunks.values()
+    difference = float((chunk - other).abs().max())
+    spread = float(chunk.abs().max())
     picture = _draw(Path(args.out), chunks, photographs, args.instruction)
     if context.json:
         context.emit(
@@ -74,7 +76,7 @@ def main(args: argparse.Namespace, context: Context) -> int:
         return Exit.OK
     _show(context, tables)
     context.say(
-        f'"{args.instruction}", {len(photographs)} photographs, a chunk of {len(first)} actions of {first.shape[1]}:'
+        f'"{args.instruction}", {len(photographs)} photographs, a chunk of {len(chunk)} actions of {chunk.shape[1]}:'
     )
     context.say(f"the two chunks differ by at most {difference:.2e}, where the largest action is {spread:.3f}")
     context.say(f"the chunk is drawn in {picture}")

@@ -13,7 +13,7 @@ import attrs
 import torch
 from phyai.errors import InputError
 
-from phyai_models.pi.config import STATE, PiConfig
+from phyai_models.pi.config import IMAGES, STATE, PiConfig
 from phyai_models.processors.images import preprocess, to_chw, unit_range
 
 TOKENS = "observation.language.tokens"
@@ -63,15 +63,16 @@ def from_lerobot(batch: Mapping[str, torch.Tensor], config: PiConfig, noise: tor
     """A batch as lerobot's policy takes it: images in [0, 1], normalized state, tokens with their mask.
 
     Cameras that the batch lacks are missing for all its requests, and come after the others, as lerobot
-    orders them. ``noise`` stands in when the batch has none.
+    orders them. ``noise`` stands in when the batch has none. What is neither of these nor a camera is not read.
 
     Raises:
         InputError: names every entry that does not fit.
     """
-    known = {*config.cameras, STATE, TOKENS, TOKEN_MASK, NOISE}
-    unknown = [name for name in batch if name not in known]
+    unknown = [name for name in batch if name.startswith(f"{IMAGES}.") and name not in config.cameras]
     if unknown:
-        raise InputError(f"unknown inputs {', '.join(sorted(unknown))}; this model takes {', '.join(sorted(known))}")
+        raise InputError(
+            f"unknown cameras {', '.join(sorted(unknown))}; this checkpoint knows {', '.join(config.cameras)}"
+        )
     needed = [TOKENS, TOKEN_MASK, *([STATE] if config.family == "pi0" else [])]
     missing = [name for name in needed if name not in batch]
     if missing:

@@ -40,7 +40,7 @@ class Runner:
             drop_masked=self.model.savings.drop_masked,
         )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, inputs: Inputs, steps: int, stages: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
         """Actions ``[B, chunk_size, max_action_dim]``, float32, on the CPU.
 
