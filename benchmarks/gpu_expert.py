@@ -16,6 +16,12 @@ import torch
 from phyai_backend_cuda.expert import Expert, LayerWeights, attention_order, modulation_tables, qkv_order
 from phyai_backend_cuda.packing import unpack_tiles
 
+#: What each of the kernel's marks ends, in order, per layer (``-DTRACE=n``).
+MARKS = (
+    "A wait", "A product", "A write", "B wait", "B attention", "B write parts", "B wait parts", "B combine",
+    "C wait", "C product", "C write parts", "C reduce", "D wait", "D product", "D write",
+    "E wait", "E product", "E write parts", "E reduce",
+)  # fmt: skip
 D, H, HD, FF, AD, EPS = 1024, 8, 256, 4096, 32, 1e-6
 
 
@@ -155,7 +161,6 @@ def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor]) -> dict[
             seen["o"][:, attention_order(t["act"].device)],
         ),
         "xs2": error(chunked(t["xs2"], 16, rows)[:m], seen["x_mid"] * (1 + model.mlp[-1, last, :D])),
-        "ssq2": error(t["ssq2"][:m].sum(-1), seen["x_mid"].pow(2).sum(-1)),
         "act": error(chunked(t["act"], 64, rows)[:m], seen["act"]),
         "xs1": error(chunked(t["xs1"], 16, rows)[:m], seen["x"] * (1 + model.final[-1, :D])),
     }  # fmt: skip
@@ -199,8 +204,13 @@ def time_variant(model: Model, defines: dict[str, int]) -> dict[str, Any]:
     want = model.reference(noise, {})
     result["actions_error"] = error(expert.tensors["actions"] - noise, want - noise)
     if defines.get("TRACE"):
-        marks = expert.tensors["trace"].flatten()[: 128 * defines["TRACE"]].view(128, -1).cpu()
-        result["trace"] = {b: (marks[b, 1:] - marks[b, :-1]).tolist() for b in (0, 7, 100)}
+        marks = expert.tensors["trace"].flatten()[: 128 * defines["TRACE"]].view(128, -1)
+        spans = (marks[:, 1:] - marks[:, :-1]).float()[:, len(MARKS) : (defines["TRACE"] - 1) // len(MARKS) * len(MARKS)]
+        spans = spans.view(128, -1, len(MARKS)).mean(1)  # the first layer left out
+        result["cycles_mean_max"] = {
+            name: [int(spans[:, i].mean()), int(spans[:, i].max())] for i, name in enumerate(MARKS)
+        }
+        result["cycles_per_layer"] = int(spans.sum(1).mean())
     return result
 
 

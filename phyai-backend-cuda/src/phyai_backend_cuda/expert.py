@@ -74,23 +74,46 @@ def first_octet(block: int) -> int:
     return 3 * block if block < 64 else 192 + 2 * (block - 64)
 
 
+def rotate_chunks(tiles: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """``[B, chunks, ...]`` with block b's chunks from ``first[b]`` on: blocks that read the same activations begin at
+    different ones."""
+    import torch
+
+    chunks = tiles.shape[1]
+    index = (torch.arange(chunks, device=tiles.device)[None] + first.to(tiles.device)[:, None]) % chunks
+    return tiles[torch.arange(tiles.shape[0], device=tiles.device)[:, None], index]
+
+
 def pack_qkv(weight: torch.Tensor) -> torch.Tensor:
     """``[2560, 1024]`` → flat: per block, per chunk of K, the block's octets."""
     import torch
 
     tiles = pack_tiles(weight[qkv_order(weight.device)], 8)  # [320, 16, 8, 64]
+    block = torch.arange(BLOCKS) // 2
     wide, narrow = tiles[:192].reshape(64, 3, 16, 512), tiles[192:].reshape(64, 2, 16, 512)
-    return torch.cat((wide.transpose(1, 2).flatten(), narrow.transpose(1, 2).flatten()))
+    parts = (rotate_chunks(t.transpose(1, 2), first) for t, first in ((wide, block[:64]), (narrow, block[64:])))
+    return torch.cat([part.flatten() for part in parts])
+
+
+def pack_by_rank(weight: torch.Tensor) -> torch.Tensor:
+    """``[1024, K]`` → flat: per 64 rows, per eighth of K, its chunks."""
+    import torch
+
+    tiles = pack_tiles(weight, 64)  # [16, K / 64, 64, 64]
+    ranks = tiles.reshape(BLOCKS, tiles.shape[1] // RANKS, 64, 64)
+    return rotate_chunks(ranks, torch.arange(BLOCKS) // RANKS).flatten()
 
 
 def pack_layer(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The four flat packed weights of a layer, in the order of ``LayerWeights``."""
-    gate_up = layer.gate_up[gate_up_order(layer.gate_up.device)]
+    import torch
+
+    gate_up = pack_tiles(layer.gate_up[gate_up_order(layer.gate_up.device)], 64)
     return (
         pack_qkv(layer.qkv),
-        pack_tiles(layer.o[:, attention_order(layer.o.device)], 64).flatten(),
-        pack_tiles(gate_up, 64).flatten(),
-        pack_tiles(layer.down, 64).flatten(),
+        pack_by_rank(layer.o[:, attention_order(layer.o.device)]),
+        rotate_chunks(gate_up, torch.arange(BLOCKS) // 2).flatten(),
+        pack_by_rank(layer.down),
     )
 
 
@@ -120,8 +143,8 @@ def modulation_tables(
 PARAM_FIELDS: tuple[str, ...] = (
     "wqkv", "wo", "wgu", "wd", "in_w", "in_b", "out_w",
     "scale1", "gate1", "scale2", "gate2", "shift_qkv", "shift_gu", "scale_f", "shift_out", "dt", "cos_sin", "lengths",
-    "actions", "kbuf", "vbuf", "xs1", "xs2", "qbuf", "obuf", "act", "opart", "ml", "part", "ssq1", "ssq2",
-    "barrier", "trace",
+    "actions", "kbuf", "vbuf", "xs1", "xs2", "qbuf", "obuf", "act", "opart", "ml", "part", "ssq", "counters",
+    "trace",
 )  # fmt: skip
 
 
@@ -166,10 +189,11 @@ class Expert:
             "kbuf": zeros(n, tiles, 4 * 8192), "vbuf": zeros(n, tiles, 4 * 8192),
             "xs1": zeros(16, rows * 128), "xs2": zeros(16, rows * 128), "act": zeros(64, rows * 128),
             "qbuf": zeros(32, rows * 128), "obuf": zeros(32, rows * 128),
-            "opart": zeros(BLOCKS, queries, 2 * HEAD_DIM), "ml": zeros(BLOCKS, 64, 2, dtype=torch.float32),
-            "part": zeros(BLOCKS, RANKS, 56, 8, dtype=torch.float32),
-            "ssq1": zeros(rows, BLOCKS, dtype=torch.float32), "ssq2": zeros(rows, BLOCKS, dtype=torch.float32),
-            "barrier": zeros(41 * 32, dtype=torch.int32), "trace": zeros(BLOCKS, 1024, dtype=torch.int64),
+            "opart": zeros(BLOCKS, queries, 2 * HEAD_DIM), "ml": zeros(BLOCKS, 64, 8),
+            # exchanged without a barrier: all ones is "not written yet", and every launch leaves it so
+            "part": zeros(BLOCKS, RANKS, 56, 32).fill_(255),
+            "ssq": zeros(4, rows, 128), "counters": zeros(192, dtype=torch.int32),
+            "trace": zeros(BLOCKS, 1024, dtype=torch.int64),
         }  # fmt: skip
         pointers = {name: self.tensors[name].data_ptr() for name in PARAM_FIELDS}
         self._params = _Params(**pointers, layers=n, steps=dt.numel(), kv_tiles=tiles, eps=eps)
@@ -200,6 +224,7 @@ class Expert:
 
     def run(self) -> torch.Tensor:
         """Every step; ``tensors["actions"]`` holds the noise before and the actions after."""
-        self.tensors["barrier"].zero_()
+        self.tensors["counters"].zero_()
+        self.tensors["ssq"].zero_()
         self._kernel.launch((BLOCKS,), 160, (self._params,), current_stream(), cooperative=self._cooperative)
         return self.tensors["actions"]

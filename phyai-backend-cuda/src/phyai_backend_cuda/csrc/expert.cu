@@ -18,14 +18,11 @@
 #ifndef MQ
 #define MQ 50
 #endif
-#ifndef CLUSTER
-#define CLUSTER 1  // 2: pairs of blocks fetch x once for both
+#ifndef HOLD
+#define HOLD 1  // ring slots are given back when a product is done, so that its activations do not queue behind weights
 #endif
 #ifndef TRACE
 #define TRACE 0  // record the clock at every mark of the first TRACE marks of each block
-#endif
-#ifndef L2_AHEAD
-#define L2_AHEAD 0
 #endif
 
 constexpr int D = 1024, H = 8, HD = 256, I = 4096, AD = 32;
@@ -36,10 +33,10 @@ constexpr int TILE = 8192;                   // bytes of 64 rows × 64 columns
 constexpr int OCTETS = (H + 2) * HD / 8;     // 320
 constexpr int SLOTS = 14;
 constexpr int REGION_A = 16 * 7168 + 1024;   // activations; a 64-row operand reads past its 56 stored rows
-constexpr int BARRIERS = 3;                  // of all blocks, per layer
+constexpr float SQUARES = 16777216.0f;       // sums of squares are added up in integers of this many to one
 
-// Counters, 128 bytes apart, that only grow during a launch.
-constexpr int ALL = 0, HEAD_PARTS = 1, HEAD_DONE = 9, CLUSTER_PARTS = 17, ACT_DONE = 33;
+// Counters that only grow during a launch; those read together lie together.
+constexpr int X1 = 0, X2 = 32, QKV = 64, HEAD_PARTS = 96, HEAD_DONE = 104, ACT = 128, OUT = 160;
 
 struct Params {
     // weights, packed
@@ -60,8 +57,8 @@ struct Params {
     char *opart;                                   // [G, MQ, HD] bf16, permuted
     float *ml;                                     // [G, 64, 2]
     float *part;                                   // [G, RANKS, 56, 8]
-    float *ssq1, *ssq2;                            // [ROWS, G]
-    u32 *barrier;
+    u64 *ssq;                                      // [4, ROWS, 16]: a row's sum is the first of its 128 bytes
+    u32 *counters;
     long long *trace;
     int layers, steps, kv_tiles;
     float eps;
@@ -106,18 +103,14 @@ __device__ void produce(const Params& p, Ring ring, int block) {
             const char* qkv = p.wqkv + layer * L_QKV + size_t(first_octet(block)) * 16 * 1024;
             const char* gu = p.wgu + layer * L_GU + size_t(block) * 16 * TILE;
             const char* down = p.wd + layer * L_D + size_t(block) * 8 * TILE;
-#if L2_AHEAD
-            prefetch_l2(gu, 16 * TILE);
-            prefetch_l2(down, 8 * TILE);
-#endif
             for (int i = 0; i < 8; ++i) out.push(qkv + i * octets * 2048, octets * 2048);
             for (int tile = block % SPLITS; tile < tiles; tile += SPLITS) {
                 if ((tile + 1) * 64 > prefix) {  // holds keys of this step: not before stage A is over
-                    const u32 done = (step * (p.layers * BARRIERS + 2) + 1 + layer * BARRIERS + 1) * G;
-                    spin_until(p.barrier, done);
+                    spin_until(p.counters + QKV, (step * p.layers + layer + 1) * G);
                     fence_async();
                 }
-                out.push_tiles(p.kbuf + layer * L_KV + size_t(tile) * 4 * TILE, 4);
+                const char* k = p.kbuf + layer * L_KV + size_t(tile) * 4 * TILE;
+                for (int i = 0; i < 4; ++i) out.push(k + ((i + block) & 3) * TILE, TILE);
                 out.push_tiles(p.vbuf + layer * L_KV + size_t(tile) * 4 * TILE, 4);
             }
             out.push_tiles(p.wo + layer * L_O + size_t(block) * 4 * TILE, 4);
@@ -130,8 +123,9 @@ __device__ void produce(const Params& p, Ring ring, int block) {
 struct Consumer {
     const Params& p;
     Ring ring;
-    u32 region, abar;
-    u32 aphase = 0, bars = 0;
+    u32 region, abar, norm_bar;
+    float* norms;
+    u32 aphase = 0, norm_phase = 0, uses = 0;  // uses: how often x has been published
     int block, rank, cluster, tid, warp, lane, g, q;
     float x[4];  // row tid / 2, columns 64·cluster + 8·rank + 4·(tid % 2) ..
 
@@ -150,44 +144,55 @@ struct Consumer {
     __device__ void sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
     __device__ void arrive(int counter) {
         mark();
-        fence_async();
         sync();
-        if (tid == 0) {
-            __threadfence();
-            red_release(p.barrier + counter * 32);
-        }
+        if (tid == 0) red_release(p.counters + counter);
     }
-    __device__ void wait(int counter, u32 target) {  // thread 0 then may issue copies of what was written
-        if (tid == 0) {
-            spin_until(p.barrier + counter * 32, target);
-            fence_async();
-        }
+    __device__ void wait(int counter, u32 target) {
+        if (tid == 0) spin_until(p.counters + counter, target);
         sync();
         mark();
     }
-    __device__ void arrive_all() {
-        arrive(ALL);
-        ++bars;
+    // CHUNKS (a power of two) chunks of an activation, once `counter` says that it is there. The first one differs
+    // between the blocks that read the same, so that they do not all ask the same slices of L2 at once; the weights
+    // are packed in the same order. The other warps wait for the data alone.
+    template <int CHUNKS> __device__ void load_a(int counter, u32 target, const char* src, int first) {
+        if (warp) return;
+        if (lane == 0) spin_until(p.counters + counter, target);
+        __syncwarp();
+        if (lane < CHUNKS) fetch(lane, src + ((lane + first) & (CHUNKS - 1)) * CHUNK);
+        __syncwarp();
+        mark();
     }
-    __device__ void wait_all() { wait(ALL, bars * G); }
-    __device__ void load_a(const char* src, int chunks, int bytes) {
-        if (tid == 0)
-            for (int i = 0; i < chunks; ++i) {
-                mbar_expect(abar + i * 8, bytes);
-                bulk_load(region + i * bytes, src + size_t(i) * bytes, bytes, abar + i * 8);
-            }
+    __device__ void fetch(int i, const char* src) {
+        fence_async();
+        mbar_expect(abar + i * 8, MQ * 128);
+        bulk_load(region + i * CHUNK, src, MQ * 128, abar + i * 8);
     }
-    // All 16 chunks of x, needed alike by all blocks.
-    __device__ void load_x(const char* src) {
-#if CLUSTER > 1
-        if (tid == 0) {
-            for (int i = 0; i < 16; ++i) mbar_expect(abar + i * 8, CHUNK);
-            for (int i = block % CLUSTER; i < 16; i += CLUSTER)
-                bulk_load_multicast(region + i * CHUNK, src + i * CHUNK, CHUNK, abar + i * 8, (1 << CLUSTER) - 1);
+    // All of x, each chunk when the 8 blocks that write it have done so; then the rows' norms, 1 / rms.
+    __device__ void load_x(int counter, u32 times, const char* src) {
+        if (warp) return;
+        if (lane < 16) {
+            const int chunk = (lane + block / 2) & 15;
+            spin_until(p.counters + counter + chunk, times * RANKS);
+            fetch(lane, src + chunk * CHUNK);
         }
-#else
-        load_a(src, 16, CHUNK);
-#endif
+        __syncwarp();
+        mark();
+        u64* sums = p.ssq + (uses - 1) % 4 * (ROWS * 16);
+        for (int row = lane; row < MQ; row += 32) {
+            const float sum = static_cast<float>(load_relaxed(sums + row * 16)) * (1.0f / SQUARES);
+            norms[row] = rsqrtf(sum * (1.0f / D) + p.eps);
+            if (block == 0) p.ssq[(uses + 1) % 4 * (ROWS * 16) + row * 16] = 0;  // of two publications ago
+        }
+        __syncwarp();
+        if (lane == 0) mbar_arrive(norm_bar);
+    }
+    // 1 / rms of rows 16·warp + g and + 8.
+    __device__ void wait_norms(float (&r)[2]) {
+        mbar_wait(norm_bar, norm_phase);
+        norm_phase ^= 1;
+        r[0] = norms[warp * 16 + g];
+        r[1] = norms[warp * 16 + g + 8];
     }
     __device__ void wait_a(int i) {
         mbar_wait(abar + i * 8, (aphase >> i) & 1);
@@ -197,10 +202,14 @@ struct Consumer {
         if (lane == 0) mbar_arrive(ring.empty + ((ring.slot + SLOTS - back) % SLOTS) * 8);
     }
 
-    // acc = A[64, 64·chunks] · W[8·N8, 64·chunks]ᵀ, PER chunks to a ring slot.
-    template <int N8, int PER> __device__ void gemm(float (&acc)[N8 * 4], int chunks) {
+    // acc = A[64, 64·chunks] · W[8·N8, 64·chunks]ᵀ, PER chunks to a ring slot. The first `early` slots are given back
+    // at once.
+    template <int N8, int PER> __device__ void gemm(float (&acc)[N8 * 4], int chunks, int early) {
 #pragma unroll
         for (int i = 0; i < N8 * 4; ++i) acc[i] = 0.0f;
+#if !HOLD
+        early = chunks;
+#endif
 #pragma unroll 1
         for (int c = 0; c < chunks; c += PER) {
 #pragma unroll
@@ -214,111 +223,109 @@ struct Consumer {
                     gmma<N8>(acc, gmma_desc(region + (c + j) * CHUNK + k * 32),
                              gmma_desc(ring.data() + j * N8 * 1024 + k * 32));
             gmma_commit();
-            if (c > 0) {
+            if (c > 0 && c <= early * PER) {
                 gmma_wait<1>();
                 release(1);
             }
             ring.next();
         }
         gmma_wait<0>();
-        release(1);
+        for (int back = max(chunks / PER - early, 1); back > 0; --back) release(back);
         mark();
     }
 
-    // 1 / rms of rows 16·warp + g and + 8, from the blocks' partial sums of squares.
-    __device__ void row_norms(const float* ssq, float (&r)[2]) {
-        float4 v[16];
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            int row = warp * 16 + i;
-            v[i] = row < MQ ? load_cg4(ssq + row * G + lane * 4) : make_float4(1.f, 1.f, 1.f, 1.f);
-        }
-        r[0] = r[1] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            float s = (v[i].x + v[i].y) + (v[i].z + v[i].w);
-#pragma unroll
-            for (int o = 16; o; o >>= 1) s += __shfl_xor_sync(~0u, s, o);
-            if (i == g) r[0] = s;
-            if (i == g + 8) r[1] = s;
-        }
-        r[0] = rsqrtf(r[0] * (1.0f / D) + p.eps);
-        r[1] = rsqrtf(r[1] * (1.0f / D) + p.eps);
-    }
-
     // Publish bf16(x · scale) and this block's part of the sums of squares.
-    __device__ void publish(char* xs, float* ssq, const float* scale) {
+    __device__ float4 own_columns(const float* table) const {
+        return owns() ? *reinterpret_cast<const float4*>(table + own_col()) : make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+    __device__ void publish(char* xs, int counter, const float4& f) {
         float s = x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3];
         s += __shfl_xor_sync(~0u, s, 1);
         if (owns()) {
             int row = own_row();
-            float4 f = *reinterpret_cast<const float4*>(scale + own_col());
             uint2 v = make_uint2(pack_bf16(x[0] * f.x, x[1] * f.y), pack_bf16(x[2] * f.z, x[3] * f.w));
             char* at = xs + cluster * CHUNK + row * 128 + ((rank ^ (row & 7)) << 4) + (tid & 1) * 8;
             *reinterpret_cast<uint2*>(at) = v;
-            if (!(tid & 1)) ssq[row * G + block] = s;
+            if (!(tid & 1)) add_relaxed(p.ssq + (uses % 4 * ROWS + row) * 16, __float2ull_rn(s * SQUARES));
         }
+        ++uses;
+        arrive(counter + cluster);
     }
 
-    // x += gate · Σ acc over the 8 blocks of the same columns; column tile j of acc belongs to rank j.
-    __device__ void reduce_into_x(const float (&acc)[32], const float* gate, u32 use) {
+    // x += gate · Σ acc over the 8 blocks of the same columns; column tile j of acc belongs to rank j. A partial sum
+    // has one writer and one reader, and EMPTY in its place says that it is not there yet; who reads it puts EMPTY
+    // back. The next writes come after a barrier of all blocks.
+    __device__ void reduce_into_x(const float (&acc)[32], const float4& gate) {
         const int row = warp * 16 + g;
         float* mine = p.part + size_t(block) * (RANKS * 56 * 8) + 2 * q;
 #pragma unroll
         for (int j = 0; j < RANKS; ++j) {
-            float2* at = reinterpret_cast<float2*>(mine + (j * 56 + row) * 8);
-            if (row < MQ) __stcg(at, make_float2(acc[j * 4], acc[j * 4 + 1]));
-            if (row + 8 < MQ) __stcg(at + 32, make_float2(acc[j * 4 + 2], acc[j * 4 + 3]));
+            float* at = mine + (j * 56 + row) * 8;
+            if (row < MQ) store_relaxed2(at, acc[j * 4], acc[j * 4 + 1]);
+            if (row + 8 < MQ) store_relaxed2(at + 64, acc[j * 4 + 2], acc[j * 4 + 3]);
         }
-        arrive(CLUSTER_PARTS + cluster);
-        wait(CLUSTER_PARTS + cluster, use * RANKS);
+        mark();
         if (owns()) {
-            float4 f = *reinterpret_cast<const float4*>(gate + own_col());
-            float4 v[RANKS];
-            const float* from = p.part + (size_t(cluster) * RANKS * RANKS + rank) * (56 * 8) + tid * 4;  // row tid / 2
+            float* from = p.part + (size_t(cluster) * RANKS * RANKS + rank) * (56 * 8) + tid * 4;  // row tid / 2
+            uint4 v[RANKS];
+            u32 spins = 0;
+            bool missing;
+            do {
+                missing = false;
 #pragma unroll
-            for (int r = 0; r < RANKS; ++r) v[r] = load_cg4(from + size_t(r) * (RANKS * 56 * 8));
-            float4 s = v[0];
+                for (int r = 0; r < RANKS; ++r) v[r] = load_relaxed4(from + size_t(r) * (RANKS * 56 * 8));
+#pragma unroll
+                for (int r = 0; r < RANKS; ++r) missing |= is_empty(v[r]);
+                if (++spins > SPIN_LIMIT) __trap();
+            } while (missing);
+            float4 s = as_float4(v[0]);
 #pragma unroll
             for (int r = 1; r < RANKS; ++r) {
-                s.x += v[r].x; s.y += v[r].y; s.z += v[r].z; s.w += v[r].w;
+                const float4 w = as_float4(v[r]);
+                s.x += w.x; s.y += w.y; s.z += w.z; s.w += w.w;
             }
-            x[0] += f.x * s.x; x[1] += f.y * s.y; x[2] += f.z * s.z; x[3] += f.w * s.w;
+#pragma unroll
+            for (int r = 0; r < RANKS; ++r) store_empty(from + size_t(r) * (RANKS * 56 * 8));
+            x[0] += gate.x * s.x; x[1] += gate.y * s.y; x[2] += gate.z * s.z; x[3] += gate.w * s.w;
         }
     }
 
     template <int N8> __device__ void stage_qkv(int step, int layer, int prefix, int pos0) {
         float acc[N8 * 4], r[2];
-        row_norms(p.ssq1, r);
-        gemm<N8, 2>(acc, 16);
-        const float* shift = p.shift_qkv + (size_t(step) * p.layers + layer) * (OCTETS * 8);
+        float2 shift[N8], rot[N8][2];  // read ahead of the product: they are at hand when it is done
+        const float* table = p.shift_qkv + (size_t(step) * p.layers + layer) * (OCTETS * 8);
+#pragma unroll
+        for (int j = 0; j < N8; ++j) {
+            const int octet = first_octet(block) + j, i = (octet & 31) * 4 + q;
+            shift[j] = *reinterpret_cast<const float2*>(table + octet * 8 + 2 * q);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float* cs = p.cos_sin + size_t(pos0 + min(warp * 16 + g + half * 8, MQ - 1)) * HD;
+                rot[j][half] = make_float2(cs[i], cs[i + HD / 2]);
+            }
+        }
+        gemm<N8, 2>(acc, 16, 0);
+        wait_norms(r);
 #pragma unroll
         for (int j = 0; j < N8; ++j) {
             const int octet = first_octet(block) + j;
-            const float2 s = *reinterpret_cast<const float2*>(shift + octet * 8 + 2 * q);
             const int within = octet & 31;  // of its head
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int row = warp * 16 + g + half * 8;
                 if (row >= MQ) continue;
-                float a = acc[j * 4 + half * 2] * r[half] + s.x, b = acc[j * 4 + half * 2 + 1] * r[half] + s.y;
+                float a = acc[j * 4 + half * 2] * r[half] + shift[j].x;
+                float b = acc[j * 4 + half * 2 + 1] * r[half] + shift[j].y;
                 const int key = prefix + row;
                 const size_t tile = (size_t(layer) * p.kv_tiles + key / 64) * 4;
                 if (octet < 288) {  // q or k: (a, b) are dimensions i and i + 128 of a head
                     const int i = within * 4 + q;
-                    const float* cs = p.cos_sin + size_t(pos0 + row) * HD;
-                    const float c = cs[i], sn = cs[i + HD / 2];
+                    const float c = rot[j][half].x, sn = rot[j][half].y;
                     const u32 v = pack_bf16(a * c - b * sn, b * c + a * sn);
                     const int unit = (i & 31) >> 2, byte = (i & 3) * 4, chunk = i >> 5;
-                    char* at;
-                    int rr;
-                    if (octet < 256) {
-                        rr = row;
-                        at = p.qbuf + ((octet >> 5) * 4 + chunk) * CHUNK;
-                    } else {
-                        rr = key & 63;
-                        at = p.kbuf + (tile + chunk) * TILE;
-                    }
+                    const int rr = octet < 256 ? row : key & 63;
+                    char* at = p.kbuf + (tile + chunk) * TILE;
+                    if (octet < 256) at = p.qbuf + ((octet >> 5) * 4 + chunk) * CHUNK;
                     *reinterpret_cast<u32*>(at + rr * 128 + ((unit ^ (rr & 7)) << 4) + byte) = v;
                 } else {
                     const int rr = key & 63;
@@ -337,7 +344,7 @@ struct Consumer {
         for (int c = 0; c < 4; ++c)
 #pragma unroll
             for (int i = 0; i < 32; ++i) o[c][i] = 0.0f;
-        load_a(p.qbuf + head * (4 * CHUNK), 4, CHUNK);
+        load_a<4>(QKV, use * G, p.qbuf + head * (4 * CHUNK), block);
         for (int c = 0; c < 4; ++c) wait_a(c);
         const float scale = 1.4426950408889634f / 16.0f;  // log2(e) / sqrt(HD)
 #pragma unroll 1
@@ -403,40 +410,45 @@ struct Consumer {
         }
         // The 16 blocks of a head meet; each combines two of the 32 16-byte units of a row. A unit holds what one
         // thread has of four column octets, 8i + 2q and + 1; Wo's columns are packed in the same order.
+        mark();
+        const int active = min(tiles, SPLITS);
         float2* ml = reinterpret_cast<float2*>(p.ml);
         uint4* opart = reinterpret_cast<uint4*>(p.opart);
+        if (split < active) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            l[h] += __shfl_xor_sync(~0u, l[h], 1);
-            l[h] += __shfl_xor_sync(~0u, l[h], 2);
-            const int row = warp * 16 + g + h * 8;
-            if (row >= MQ) continue;
-            if (q == 0) __stcg(ml + block * 64 + row, make_float2(m[h], l[h]));
-            uint4* at = opart + (block * MQ + row) * 32 + q;
+            for (int h = 0; h < 2; ++h) {
+                l[h] += __shfl_xor_sync(~0u, l[h], 1);
+                l[h] += __shfl_xor_sync(~0u, l[h], 2);
+                const int row = warp * 16 + g + h * 8;
+                if (row >= MQ) continue;
+                if (q == 0) __stcg(ml + block * 64 + row, make_float2(m[h], l[h]));
+                uint4* at = opart + (block * MQ + row) * 32 + q;
 #pragma unroll
-            for (int c = 0; c < 4; ++c)
+                for (int c = 0; c < 4; ++c)
 #pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const float* v = o[c] + i * 16 + h * 2;
-                    __stcg(at + c * 8 + i * 4, make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[4], v[5]),
-                                                          pack_bf16(v[8], v[9]), pack_bf16(v[12], v[13])));
-                }
+                    for (int i = 0; i < 2; ++i) {
+                        const float* v = o[c] + i * 16 + h * 2;
+                        __stcg(at + c * 8 + i * 4, make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[4], v[5]),
+                                                              pack_bf16(v[8], v[9]), pack_bf16(v[12], v[13])));
+                    }
+            }
         }
         arrive(HEAD_PARTS + head);
         wait(HEAD_PARTS + head, use * SPLITS);
         if (owns()) {
             const int row = own_row(), unit = split * 2 + (tid & 1);
-            float2 v[SPLITS];
+            const float2* mls = ml + head * SPLITS * 64 + row;
+            const uint4* from = opart + (head * SPLITS * MQ + row) * 32 + unit;
             uint4 w[SPLITS];
+            float2 v[SPLITS];
 #pragma unroll
             for (int i = 0; i < SPLITS; ++i) {
-                v[i] = __ldcg(ml + (head * SPLITS + i) * 64 + row);
-                w[i] = __ldcg(opart + ((head * SPLITS + i) * MQ + row) * 32 + unit);
+                v[i] = i < active ? __ldcg(mls + i * 64) : make_float2(NEG_INF, 0.0f);
+                w[i] = i < active ? __ldcg(from + i * (MQ * 32)) : make_uint4(0, 0, 0, 0);
             }
-            float top = v[0].x;
+            float top = NEG_INF, sum = 0.0f, y[8];
 #pragma unroll
-            for (int i = 1; i < SPLITS; ++i) top = fmaxf(top, v[i].x);
-            float sum = 0.0f, y[8];
+            for (int i = 0; i < SPLITS; ++i) top = fmaxf(top, v[i].x);
 #pragma unroll
             for (int j = 0; j < 8; ++j) y[j] = 0.0f;
 #pragma unroll
@@ -463,12 +475,12 @@ struct Consumer {
 
     __device__ void stage_gate_up(int step, int layer) {
         float acc[32], r[2];
-        row_norms(p.ssq2, r);
-        gemm<8, 1>(acc, 16);
         const float* shift = p.shift_gu + (size_t(step) * p.layers + layer) * (2 * I) + block * 64;
         float2 s[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j) s[j] = *reinterpret_cast<const float2*>(shift + j * 8 + 2 * q);
+        gemm<8, 1>(acc, 16, 3);
+        wait_norms(r);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = warp * 16 + g + h * 8;
@@ -490,7 +502,7 @@ struct Consumer {
 #pragma unroll
             for (int i = 0; i < 4; ++i) x[i] = p.in_b[own_col() + i];
             for (int j = 0; j < AD; j += 4) {
-                const float4 v = load_cg4(a + j);
+                const float4 v = __ldcg(reinterpret_cast<const float4*>(a + j));
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const float4 w = *reinterpret_cast<const float4*>(p.in_w + (own_col() + i) * AD + j);
@@ -500,12 +512,13 @@ struct Consumer {
         }
     }
     // actions += dt · (norm(x) Wout + bias): block b does row b, four threads to a column.
-    __device__ void project_out(int step) {
+    __device__ void project_out(int step, u32 times) {
         if (block >= MQ) return;
-        float4 sq = load_cg4(p.ssq1 + block * G + lane * 4);
-        float s = (sq.x + sq.y) + (sq.z + sq.w);
-#pragma unroll
-        for (int o = 16; o; o >>= 1) s += __shfl_xor_sync(~0u, s, o);
+        if (tid < 16) spin_until(p.counters + X1 + tid, times * RANKS);
+        sync();
+        if (tid == 0) p.ssq[((uses + 1) % 4 * ROWS + block) * 16] = 0;
+        const u64 sum = load_relaxed(p.ssq + ((uses - 1) % 4 * ROWS + block) * 16);
+        const float s = static_cast<float>(sum) * (1.0f / SQUARES);
         const float r = rsqrtf(s * (1.0f / D) + p.eps);
         const int col = tid >> 2, part = tid & 3;
         float dot = 0.0f;
@@ -524,6 +537,7 @@ struct Consumer {
         dot += __shfl_xor_sync(~0u, dot, 1);
         dot += __shfl_xor_sync(~0u, dot, 2);
         if (part == 0) p.actions[block * AD + col] += p.dt[step] * (dot * r + p.shift_out[step * AD + col]);
+        arrive(OUT);
     }
 };
 
@@ -551,12 +565,7 @@ pack_kv(const u64* keys, const u64* values, const int* lengths, char* kbuf, char
     }
 }
 
-#if CLUSTER > 1
-#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define CLUSTERED
-#endif
-extern "C" __global__ void CLUSTERED __launch_bounds__(160, 1)
+extern "C" __global__ void __launch_bounds__(160, 1)
 expert(const __grid_constant__ Params p) {
     extern __shared__ __align__(1024) char smem[];
     const u32 base = smem_u32(smem);
@@ -565,7 +574,8 @@ expert(const __grid_constant__ Params p) {
     ring.base = base + REGION_A;
     ring.full = bars;
     ring.empty = bars + SLOTS * 8;
-    const u32 abar = bars + 2 * SLOTS * 8;
+    const u32 abar = bars + 2 * SLOTS * 8, norm_bar = abar + 16 * 8;
+    float* norms = reinterpret_cast<float*>(smem + REGION_A + SLOTS * TILE + 512);
     const int tid = threadIdx.x, block = blockIdx.x, rank = block % RANKS, cluster = block / RANKS;
     if (tid == 0) {
         for (int i = 0; i < SLOTS; ++i) {
@@ -573,63 +583,56 @@ expert(const __grid_constant__ Params p) {
             mbar_init(ring.empty + i * 8, 4);
         }
         for (int i = 0; i < 16; ++i) mbar_init(abar + i * 8, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        mbar_init(norm_bar, 1);
         fence_async();
     }
-    cluster_sync();
     const int warp = __shfl_sync(~0u, tid >> 5, 0);  // uniform, and known to be
+    if (tid < 64) norms[tid] = 0.0f;
+    __syncthreads();
     if (warp == 4) {
         if (tid == 128) produce(p, ring, block);
-        __syncwarp();
     } else {
-        Consumer c{p, ring, base, abar};
+        Consumer c{p, ring, base, abar, norm_bar, norms};
         c.block = block; c.rank = rank; c.cluster = cluster;
         c.tid = tid; c.warp = warp; c.lane = tid & 31; c.g = c.lane >> 2; c.q = c.lane & 3;
         c.x[0] = c.x[1] = c.x[2] = c.x[3] = 0.0f;
         const int prefix = __shfl_sync(~0u, p.lengths[0], 0), pos0 = p.lengths[1];
         for (int step = 0; step < p.steps; ++step) {
             const size_t row = size_t(step) * p.layers;
+            const u32 first = step * (p.layers + 1) + 1;  // publications of x1 up to here
+            if (step) c.wait(OUT, step * MQ);
             c.project_in();
-            c.publish(p.xs1, p.ssq1, p.scale1 + row * D);
-            c.arrive_all();
+            c.publish(p.xs1, X1, c.own_columns(p.scale1 + row * D));
             for (int layer = 0; layer < p.layers; ++layer) {
-                const u32 use = row + layer + 1;  // of the counters that are met once a layer
-                c.wait_all();
-                c.load_x(p.xs1);
+                const size_t at = (row + layer) * D;
+                const u32 use = row + layer + 1;  // of what is used once a layer
+                c.load_x(X1, first + layer, p.xs1);
                 if (block < 64) c.stage_qkv<3>(step, layer, prefix, pos0);
                 else c.stage_qkv<2>(step, layer, prefix, pos0);
-                c.arrive_all();
-                c.wait_all();
+                c.arrive(QKV);
                 c.stage_attention(prefix + MQ, use);
-                c.wait(HEAD_DONE + rank, use * SPLITS);
-                c.load_a(p.obuf + rank * 4 * CHUNK, 4, CHUNK);
                 {
+                    const float4 gate = c.own_columns(p.gate1 + at), scale = c.own_columns(p.scale2 + at);
+                    c.load_a<4>(HEAD_DONE + rank, use * SPLITS, p.obuf + rank * 4 * CHUNK, cluster);
                     float acc[32];
-                    c.gemm<8, 1>(acc, 4);
-                    c.reduce_into_x(acc, p.gate1 + (row + layer) * D, 2 * use - 1);
+                    c.gemm<8, 1>(acc, 4, 0);
+                    c.reduce_into_x(acc, gate);
+                    c.publish(p.xs2, X2, scale);
                 }
-                c.publish(p.xs2, p.ssq2, p.scale2 + (row + layer) * D);
-                c.arrive_all();
-                c.wait_all();
-                c.load_x(p.xs2);
+                c.load_x(X2, use, p.xs2);
                 c.stage_gate_up(step, layer);
-                c.arrive(ACT_DONE + block / 16);
-                c.wait(ACT_DONE + rank, use * 16);
-                c.load_a(p.act + rank * 8 * CHUNK, 8, CHUNK);
+                c.arrive(ACT + block / 16);
                 {
+                    const float* next = layer + 1 < p.layers ? p.scale1 + at + D : p.scale_f + size_t(step) * D;
+                    const float4 gate = c.own_columns(p.gate2 + at), scale = c.own_columns(next);
+                    c.load_a<8>(ACT + rank, use * 16, p.act + rank * 8 * CHUNK, cluster);
                     float acc[32];
-                    c.gemm<8, 1>(acc, 8);
-                    c.reduce_into_x(acc, p.gate2 + (row + layer) * D, 2 * use);
+                    c.gemm<8, 1>(acc, 8, 0);
+                    c.reduce_into_x(acc, gate);
+                    c.publish(p.xs1, X1, scale);
                 }
-                c.publish(p.xs1, p.ssq1,
-                          layer + 1 < p.layers ? p.scale1 + (row + layer + 1) * D : p.scale_f + size_t(step) * D);
-                c.arrive_all();
             }
-            c.wait_all();
-            c.project_out(step);
-            c.arrive_all();
-            c.wait_all();
+            c.project_out(step, first + p.layers);
         }
     }
-    cluster_sync();  // no block leaves while another may still read its shared memory
 }

@@ -38,21 +38,8 @@ __device__ __forceinline__ void bulk_load(u32 dst, const void* src, u32 bytes, u
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
         ::"r"(dst), "l"(src), "r"(bytes), "r"(bar) : "memory");
 }
-// The same into every block of the cluster named by `mask`, at the same offset, each completing on its own barrier.
-__device__ __forceinline__ void bulk_load_multicast(u32 dst, const void* src, u32 bytes, u32 bar, unsigned short mask) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
-        ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "h"(mask) : "memory");
-}
-__device__ __forceinline__ void prefetch_l2(const void* src, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
-}
 // Orders ordinary accesses to global and shared memory with those of the copy engine and wgmma.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
-
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 
 __device__ __forceinline__ void red_release(u32* p) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
@@ -67,9 +54,36 @@ __device__ __forceinline__ void spin_until(const u32* p, u32 target) {
     while (load_acquire(p) < target)
         if (++spins > SPIN_LIMIT) __trap();
 }
-// Data that other blocks wrote during this launch: past L1.
-__device__ __forceinline__ float4 load_cg4(const float* p) { return __ldcg(reinterpret_cast<const float4*>(p)); }
-
+// Exchange between blocks without a barrier: words that are EMPTY (a NaN that no instruction makes) until written.
+#define EMPTY 0xFFFFFFFFu
+__device__ __forceinline__ void store_relaxed2(float* p, float x, float y) {
+    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x), "f"(y) : "memory");
+}
+__device__ __forceinline__ void store_relaxed4(void* p, uint4 v) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+__device__ __forceinline__ void store_empty(void* p) { store_relaxed4(p, make_uint4(EMPTY, EMPTY, EMPTY, EMPTY)); }
+__device__ __forceinline__ uint4 load_relaxed4(const void* p) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ u64 load_relaxed(const u64* p) {
+    u64 v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void add_relaxed(u64* p, u64 v) {
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ __forceinline__ bool is_empty(uint4 v) {
+    return v.x == EMPTY || v.y == EMPTY || v.z == EMPTY || v.w == EMPTY;
+}
+__device__ __forceinline__ float4 as_float4(uint4 v) {
+    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
+}
 // ---- wgmma. Operands lie in shared memory in 128-byte rows of 64 bf16, the 16-byte units of row r XORed with r & 7
 // ("128B swizzle"); eight rows make an atom of 1,024 bytes.
 __device__ __forceinline__ u64 gmma_desc(u32 addr) {  // K-major, or MN-major 64 wide: 1,024 bytes between atoms
