@@ -37,12 +37,12 @@ def test_a_rule_without_a_file_is_shown_with_its_layer():
 
 def test_json_holds_the_whole_decision():
     rule = RuleRef("r", "policy.yaml", 3)
-    part = Decision("act", Facts({"op": "act"}), None, (), "capability", failure="no kernel is installed")
+    part = Decision("act", Facts({"op": "act"}), None, tuple, "capability", failure="no kernel is installed")
     decision = Decision(
         op="gemm",
         facts=Facts({"op": "gemm", "model.tags": frozenset({"b", "a"})}),
         kernel=kernel("a.gemm"),
-        candidates=(Accepted("a.gemm", 0, "band general", rule), Rejected("b.gemm", Stage.LAYOUT, "packed")),
+        diagnosis=lambda: (Accepted("a.gemm", 0, "band general", rule), Rejected("b.gemm", Stage.LAYOUT, "packed")),
         decided_by="bands",
         params={"tile": 64},
         matched=(rule,),

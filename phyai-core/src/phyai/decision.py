@@ -14,7 +14,8 @@ phyai.errors.DeclarationError: torch.gemm.fp8: a verdict needs a reason in words
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import attrs
@@ -79,20 +80,20 @@ class Rejected:
 Candidate: TypeAlias = "Accepted | Rejected"
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class Decision:
     """The outcome for one call.
 
     ``kernel`` is None only inside a :class:`phyai.errors.NoKernelError`, whose message is ``failure``.
-    ``candidates`` holds every kernel of the op: the accepted ones in order, then the rejected ones.
-    ``matched`` are the rules that matched the call; ``decided_by`` is the layer whose say put the winner
-    first. ``parts`` are the decisions of a composite op's parts.
+    ``diagnosis`` puts into words what was found of every candidate, once somebody asks. ``matched`` are the rules
+    that matched the call; ``decided_by`` is the layer whose say put the winner first. ``parts`` are the decisions
+    of a composite op's parts.
     """
 
     op: str
     facts: Facts
     kernel: Kernel | None
-    candidates: tuple[Candidate, ...]
+    diagnosis: Callable[[], tuple[Candidate, ...]] = attrs.field(eq=False, repr=False)
     decided_by: str
     params: Mapping[str, Any] = attrs.field(factory=dict)
     matched: tuple[RuleRef, ...] = ()
@@ -100,6 +101,11 @@ class Decision:
     warnings: tuple[str, ...] = ()
     parts: Mapping[str, Decision] = attrs.field(factory=dict)
     failure: str | None = None
+
+    @functools.cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Every kernel of the op: the accepted ones in order, then the rejected ones."""
+        return self.diagnosis()
 
     @property
     def accepted(self) -> tuple[Accepted, ...]:

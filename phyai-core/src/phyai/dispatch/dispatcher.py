@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import attrs
-
 from phyai.calls import check_names
 from phyai.catalog import Catalog
 from phyai.decision import Decision, RuleRef
@@ -147,8 +145,9 @@ class Dispatcher:
         lent = Lent(self, site, policy)
         guarded = PrepareFacts(facts, node.kernel, site.open)
         prepared = node.kernel.load()(guarded, site.weights, node.decision.params, lent)
-        # Entries of one cell share the decision, but each keeps the facts that it was prepared for.
-        decision = attrs.evolve(node.decision, facts=facts)
+        decision = node.decision
+        if decision.facts != facts:  # entries of one cell share the outcome; each shows the call that it was made for
+            decision = resolve(facts, self.catalog, policy, self.environment, failed=node.failed)
         return Entry(decision, node.kernel, prepared, tuple(lent.made), node.failed)
 
     def _node(self, site: Site, facts: Facts, policy: Policy, failed: Mapping[str, str]) -> Node:

@@ -6,10 +6,11 @@ Nothing here imports a tensor library: a tensor is anything with ``shape`` and `
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from keyword import iskeyword
 from typing import Any
 
 from phyai.calls import with_derived
-from phyai.errors import CallError
+from phyai.errors import CallError, DeclarationError
 from phyai.facts import Facts, canonical_dtype
 from phyai.op import Op, Tensor, bind_dims, dim_names
 
@@ -84,33 +85,39 @@ def guard(
     shape, and with ``dtypes`` the dtype, of every tensor in ``keyed``: see :func:`shortcut_key`.
     """
     names = [t.name for t in op.inputs]
+    for name in names:
+        if not name.isidentifier() or iskeyword(name):
+            raise DeclarationError(f"{op.name}: the input {name!r} is no Python name")
     required = sum(1 for _ in _leading_required(op))
     signature = ", ".join(n if i < required else f"{n}=None" for i, n in enumerate(names))
-    parts = [f"{t.name}.{a}" for t in keyed for a in (("shape", "dtype") if dtypes else ("shape",))]
-    key = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
-    absent = [t.name for t in op.inputs if t not in present]
-    unexpected = "".join(f" or {name} is not None" for name in absent)
+    key = ", ".join(f"{t.name}.{a}" for t in keyed for a in _looked_at(dtypes))
     call = ", ".join(names)
-    comma = ", " if names else ""
+    unexpected = " or ".join(f"{t.name} is not None" for t in op.inputs if t not in present)
+    refuse = f"    if {unexpected}:\n        return slow(({call},), out, state)\n" if unexpected else ""
     source = (
-        f"def run({signature}{comma}out=None, state=None):\n"
+        f"def run({signature}, out=None, state=None):\n"
+        f"{refuse}"
         f"    try:\n"
-        f"        kernel = find({key})\n"
-        f"    except AttributeError:\n"
-        f"        kernel = None\n"
-        f"    if kernel is None{unexpected}:\n"
+        f"        kernel = shortcuts[{key}]\n"
+        f"    except (KeyError, AttributeError):\n"  # not met before; or an input that is no tensor
         f"        return slow(({call},), out, state)\n"
-        f"    return kernel({call}{comma}out=out, state=state)\n"
+        f"    if out is None and state is None:\n"  # keywords cost a tenth of the look-up
+        f"        return kernel({call})\n"
+        f"    return kernel({call}, out=out, state=state)\n"
     )
-    scope: dict[str, Any] = {"find": shortcuts.get, "slow": slow}
-    exec(compile(source, f"<call site of {op.name}>", "exec"), scope)  # the names come from a checked signature
+    scope: dict[str, Any] = {"shortcuts": shortcuts, "slow": slow}
+    exec(compile(source, f"<call site of {op.name}>", "exec"), scope)
     return scope["run"]  # type: ignore[no-any-return]
 
 
 def shortcut_key(inputs: Mapping[str, Any], keyed: Sequence[Tensor], *, dtypes: bool) -> Any:
     """The key under which :func:`guard` looks a call up."""
-    parts = [getattr(inputs[t.name], a) for t in keyed for a in (("shape", "dtype") if dtypes else ("shape",))]
+    parts = [getattr(inputs[t.name], a) for t in keyed for a in _looked_at(dtypes)]
     return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def _looked_at(dtypes: bool) -> tuple[str, ...]:
+    return ("shape", "dtype") if dtypes else ("shape",)
 
 
 def tensors_with(present: Sequence[Tensor], dims: Collection[str]) -> tuple[Tensor, ...]:

@@ -10,18 +10,18 @@ import attrs
 
 from phyai.catalog import Catalog
 from phyai.composite import BACKEND as DECOMPOSED
-from phyai.composite import as_resolved, is_decomposition
-from phyai.decision import Decision, Rejected, RuleRef, Stage
+from phyai.composite import is_decomposition
+from phyai.decision import Candidate, Decision
 from phyai.environment import Environment
 from phyai.errors import NoKernelError
 from phyai.facts import Facts
 from phyai.kernel import Band, Kernel
 from phyai.op import Op
-from phyai.policy import Aspects, NumericsDemand, Policy, Restriction, Rule, kernel_matches
+from phyai.policy import Aspects, Policy, kernel_matches
 from phyai.predicates import Predicate
-from phyai.resolver.eligibility import examiner
 from phyai.resolver.failure import ambiguous, nothing_left
 from phyai.resolver.fallback import environment_facts, serving_backends, where
+from phyai.resolver.judging import Judged, judge
 from phyai.resolver.ordering import Order, order
 from phyai.resolver.parts import Parts, resolve_parts
 
@@ -51,12 +51,12 @@ def resolve(
     facts = environment_facts(facts, environment).replace({"op": op.name})
     aspects = policy.aspects(facts)
     parts = resolve_parts(op, facts, catalog, policy, environment) if op.composite else Parts()
-    judged = _judge(op, facts, aspects, catalog, policy, parts, failed)
+    judged = judge(op, facts, aspects, catalog, policy, parts, failed)
     base = Decision(
         op=op.name,
         facts=facts,
         kernel=None,
-        candidates=tuple(judged.rejected),
+        diagnosis=judged.rejected,
         decided_by="capability",
         matched=tuple(rule.ref for rule in aspects.matched),
         assumptions=assumptions,
@@ -67,15 +67,19 @@ def resolve(
         raise nothing_left(base, aspects.restriction)
     names = {f"{DECOMPOSED}.{op.name}": parts.kernel_ids} if op.composite else {}
     ranking = order(judged.eligible, aspects, policy.defaults.ties, names, judged.fallback)
+
+    def diagnosis() -> tuple[Candidate, ...]:
+        return (*ranking.accepted(), *judged.rejected())
+
     if ranking.tied:
-        raise ambiguous(attrs.evolve(base, candidates=(*ranking.accepted, *judged.rejected)), ranking.tied)
+        raise ambiguous(attrs.evolve(base, diagnosis=diagnosis), ranking.tied)
     chosen = ranking.kernels[0]
     params, ignored = _params(chosen, aspects)
     only_reference = _only_reference(op, chosen, aspects, judged, catalog, facts)
     decision = attrs.evolve(
         base,
         kernel=chosen,
-        candidates=(*ranking.accepted, *judged.rejected),
+        diagnosis=diagnosis,
         decided_by=_decided_by(ranking, judged, aspects),
         params=params,
         warnings=(*base.warnings, *judged.warnings, *ignored, *(only_reference if policy.fallback == "warn" else ())),
@@ -84,86 +88,6 @@ def resolve(
         failure = f"{only_reference[0]}; defaults.fallback: error refuses that"
         raise NoKernelError(failure, attrs.evolve(decision, kernel=None, failure=failure))
     return decision
-
-
-@attrs.define
-class _Judged:
-    eligible: list[Kernel]
-    rejected: list[Rejected]
-    narrowed: bool = False  # the restriction took away a kernel that could have run
-    fallback: tuple[str, ...] = ()  # patterns to which the restriction was relaxed
-    warnings: tuple[str, ...] = ()
-
-
-def _judge(
-    op: Op, facts: Facts, aspects: Aspects, catalog: Catalog, policy: Policy, parts: Parts, failed: Mapping[str, str]
-) -> _Judged:
-    """Every kernel of the op: eligible, or rejected with the first reason met."""
-    refusal = examiner(facts, *_demand(aspects, policy))
-    able: list[Kernel] = []
-    rejected: list[Rejected] = []
-    for kernel in catalog.kernels_of(op.name):
-        if op.composite:
-            if is_decomposition(kernel) and not parts.problem:
-                kernel = as_resolved(kernel, parts.kernels)
-            verdict = refusal(kernel) or parts.refusal(kernel, aspects)
-        else:
-            verdict = refusal(kernel)
-        if verdict is None and kernel.id in failed:
-            verdict = Rejected(kernel.id, Stage.PREPARE, f"prepare failed: {failed[kernel.id]}")
-        if verdict is None:
-            able.append(kernel)
-        else:
-            rejected.append(verdict)
-    rule = aspects.restriction
-    if rule is None or rule.restriction is None:
-        return _Judged(able, rejected)
-    allowed = [k for k in able if _allows(rule.restriction, k, parts)]
-    warnings: tuple[str, ...] = ()
-    patterns: tuple[str, ...] = ()
-    relaxed = allowed
-    if able and not allowed:
-        relaxed, warnings, patterns = _relax(rule, aspects, policy, able)
-    kept = {k.id for k in relaxed}
-    outside = [
-        Rejected(k.id, Stage.RESTRICTION, f"not among what rule {rule.ref} allows ({rule.restriction})", rule.ref)
-        for k in able
-        if k.id not in kept
-    ]
-    return _Judged(relaxed, [*outside, *rejected], bool(outside), patterns, warnings)
-
-
-def _demand(aspects: Aspects, policy: Policy) -> tuple[NumericsDemand | None, RuleRef | None]:
-    if aspects.numerics is not None:
-        return aspects.numerics.numerics, aspects.numerics.ref
-    return policy.defaults.numerics, None
-
-
-def _allows(restriction: Restriction, kernel: Kernel, parts: Parts) -> bool:
-    """A decomposition is allowed by its own id, or when every kernel that its parts resolve to is."""
-    if restriction.allows(kernel.id):
-        return True
-    inner = parts.kernel_ids if is_decomposition(kernel) else ()
-    return bool(inner) and all(restriction.allows(part) for part in inner)
-
-
-def _relax(
-    rule: Rule, aspects: Aspects, policy: Policy, able: list[Kernel]
-) -> tuple[list[Kernel], tuple[str, ...], tuple[str, ...]]:
-    """What a restriction that leaves nothing usable falls back to, with a warning that says so."""
-    if rule.restriction is None or rule.restriction.pin:
-        return [], (), ()
-    if aspects.fallback is not None:
-        patterns = aspects.fallback.fallback
-        named = [k for k in able if any(kernel_matches(p, k.id) for p in patterns)]
-        if named:
-            why = f"rule {rule.ref} leaves nothing usable; fell back as rule {aspects.fallback.ref} says"
-            return named, (why,), patterns
-    if policy.relaxes_restrictions:
-        reference = [k for k in able if k.band is Band.REFERENCE]
-        why = f"rule {rule.ref} leaves nothing usable; relaxed to a reference kernel by defaults.fallback: reference"
-        return reference, (why,), ("*",)
-    return [], (), ()
 
 
 def _params(kernel: Kernel, aspects: Aspects) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -180,7 +104,7 @@ def _params(kernel: Kernel, aspects: Aspects) -> tuple[dict[str, Any], tuple[str
 
 
 def _only_reference(
-    op: Op, chosen: Kernel, aspects: Aspects, judged: _Judged, catalog: Catalog, facts: Facts
+    op: Op, chosen: Kernel, aspects: Aspects, judged: Judged, catalog: Catalog, facts: Facts
 ) -> tuple[str, ...]:
     """The sentence to warn with (or refuse) when only reference kernels are left though a backend serves the device."""
     if aspects.restriction is not None or is_decomposition(chosen):
@@ -195,7 +119,7 @@ def _only_reference(
     return (f"{op.name}: only {chosen.id} is left, although {', '.join(serving)} serve(s) this device",)
 
 
-def _decided_by(ranking: Order, judged: _Judged, aspects: Aspects) -> str:
+def _decided_by(ranking: Order, judged: Judged, aspects: Aspects) -> str:
     """The layer whose say put the first kernel there: a restriction's where only it left others out."""
     if judged.narrowed and aspects.restriction is not None and len(ranking.kernels) == 1:
         return str(aspects.restriction.layer)

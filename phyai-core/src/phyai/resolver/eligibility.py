@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeAlias
 
 from phyai.composite import is_decomposition
 from phyai.decision import Rejected, RuleRef, Stage
@@ -13,30 +15,35 @@ from phyai.policy import NumericsDemand
 PLAIN = "plain"
 
 
+#: Says in words why a kernel may not run a call. Most are never asked.
+Verdict: TypeAlias = Callable[[], Rejected]
+
+
 def examiner(
     facts: Mapping[str, FactValue], demand: NumericsDemand | None, asked_by: RuleRef | None
-) -> Callable[[Kernel], Rejected | None]:
-    """A function that says why a kernel may not run a call, or None: capability, then layout, capture, numerics."""
+) -> Callable[[Kernel], Verdict | None]:
+    """A function that judges kernels for one call: capability, then layout, capture, numerics; None is no objection."""
     known = dict(facts)  # a plain dict is the quickest to ask
     layouts = _layouts(known)
     captured = known.get("mode.capture") is True
-    asker = "defaults.numerics" if asked_by is None else f"rule {asked_by}"
 
-    def refusal(kernel: Kernel) -> Rejected | None:
+    def objection(kernel: Kernel) -> Verdict | None:
         if not kernel.when.holds(known):
-            return Rejected(kernel.id, Stage.CAPABILITY, str(kernel.when.why_not(known)))
+            return lambda: Rejected(kernel.id, Stage.CAPABILITY, str(kernel.when.why_not(known)))
         for what, layout in layouts:
             if layout not in kernel.layouts and not is_decomposition(kernel):
-                reads = ", ".join(kernel.layouts) or "none"
-                return Rejected(kernel.id, Stage.LAYOUT, f"{what} lies as {layout}, this kernel reads {reads}")
+                why = f"{what} lies as {layout}, this kernel reads {', '.join(kernel.layouts) or 'none'}"
+                return partial(Rejected, kernel.id, Stage.LAYOUT, why)
         if captured and kernel.capture is Capture.NEVER:
-            return Rejected(kernel.id, Stage.CAPTURE, "cannot be captured into a CUDA graph, and the site will be")
-        reason = demand.why_not(kernel.numerics) if demand is not None else None
-        if reason is not None:
-            return Rejected(kernel.id, Stage.NUMERICS, f"{reason}, which {asker} asks for", asked_by)
+            why = "cannot be captured into a CUDA graph, and the site will be"
+            return partial(Rejected, kernel.id, Stage.CAPTURE, why)
+        missing = demand.why_not(kernel.numerics) if demand is not None else None
+        if missing is not None:
+            why = f"{missing}, which {'defaults.numerics' if asked_by is None else f'rule {asked_by}'} asks for"
+            return partial(Rejected, kernel.id, Stage.NUMERICS, why, asked_by)
         return None
 
-    return refusal
+    return objection
 
 
 def _layouts(facts: Mapping[str, FactValue]) -> list[tuple[str, FactValue]]:

@@ -26,10 +26,10 @@ CAPABILITY, BANDS, RANKS, TIES = "capability", "bands", "ranks", "ties"
 
 @attrs.frozen
 class Order:
-    """Eligible kernels in order. ``tied`` holds those that nothing orders before or after the first."""
+    """Eligible kernels in order; ``accepted`` says why. ``tied`` are those that nothing orders with the first."""
 
     kernels: tuple[Kernel, ...]
-    accepted: tuple[Accepted, ...]
+    accepted: Callable[[], tuple[Accepted, ...]]
     decided_by: str
     tied: tuple[Kernel, ...] = ()
 
@@ -61,8 +61,11 @@ def order(
         full[id] = (*strong[id], tie_of.get(backend, len(ties)), backend, -kernel.rank, id)
     ranked = sorted(eligible, key=lambda k: full[k.id])
     level = [k for k in ranked if strong[k.id] == strong[ranked[0].id]]
-    why = _reasons(aspects, fallback)
-    accepted = tuple([Accepted(k.id, i, *why(k, places[k.id])) for i, k in enumerate(ranked)])
+
+    def accepted() -> tuple[Accepted, ...]:
+        why = _reasons(aspects, fallback)
+        return tuple(Accepted(k.id, i, *why(k, places[k.id])) for i, k in enumerate(ranked))
+
     return Order(tuple(ranked), accepted, _decided_by(ranked, rules, places), _tied(level, ties))
 
 

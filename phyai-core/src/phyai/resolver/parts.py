@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import attrs
 
@@ -15,6 +16,7 @@ from phyai.facts import Facts
 from phyai.kernel import Kernel
 from phyai.op import Op
 from phyai.policy import Aspects, NumericsDemand, Policy, Rule, kernel_matches
+from phyai.resolver.eligibility import Verdict
 
 _WILD = frozenset("*?[")
 
@@ -36,10 +38,10 @@ class Parts:
     def kernel_ids(self) -> tuple[str, ...]:
         return tuple(kernel.id for kernel in self.kernels.values())
 
-    def refusal(self, kernel: Kernel, aspects: Aspects) -> Rejected | None:
+    def objection(self, kernel: Kernel, aspects: Aspects) -> Verdict | None:
         """Why a kernel of the composite op is out on account of its parts, or None."""
         if is_decomposition(kernel):
-            return Rejected(kernel.id, Stage.PARTS, self.problem) if self.problem else None
+            return partial(Rejected, kernel.id, Stage.PARTS, self.problem) if self.problem else None
         if self.ban is None:
             return None
         part, rule = self.ban
@@ -51,7 +53,7 @@ class Parts:
             f"a rule on {kernel.op} that names {kernel.id}, in layer {rule.layer} with priority {rule.priority} "
             f"or above, would allow it"
         )
-        return Rejected(kernel.id, Stage.PARTS, reason, rule.ref)
+        return partial(Rejected, kernel.id, Stage.PARTS, reason, rule.ref)
 
 
 def resolve_parts(op: Op, facts: Facts, catalog: Catalog, policy: Policy, environment: Environment) -> Parts:
