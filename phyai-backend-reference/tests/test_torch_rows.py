@@ -211,7 +211,7 @@ def test_refresh_takes_new_weights_in_place(id: str) -> None:
 # FP8
 
 
-def _fp8(granularity: str, activation: str, dynamic: bool, m: int = 5, n: int = 32, k: int = 48) -> Any:
+def fp8_call(granularity: str, activation: str, dynamic: bool, m: int = 5, n: int = 32, k: int = 48) -> Any:
     """A weight, its facts' source, and inputs: ``(QuantizedWeight, x, bias)``."""
     from phyai.quant import QuantScheme, TensorQuant
     from phyai.quant.weight import QuantizedWeight
@@ -229,7 +229,7 @@ def _fp8(granularity: str, activation: str, dynamic: bool, m: int = 5, n: int = 
     return weight, x, torch.randn(n, generator=generator).to(torch.bfloat16)
 
 
-def _fp8_facts(weight: Any, changes: Mapping[str, Any] = {}) -> Any:
+def fp8_facts(weight: Any, changes: Mapping[str, Any] = {}) -> Any:
     from phyai.facts import Facts
 
     n, k = weight.shape
@@ -250,8 +250,8 @@ def _fp8_facts(weight: Any, changes: Mapping[str, Any] = {}) -> Any:
 )
 @pytest.mark.parametrize("m", [1, 5, 0])
 def test_fp8_equals_the_reference(id: str, granularity: str, activation: str, dynamic: bool, m: int) -> None:
-    weight, x, bias = _fp8(granularity, activation, dynamic, m)
-    facts = _fp8_facts(weight)
+    weight, x, bias = fp8_call(granularity, activation, dynamic, m)
+    facts = fp8_facts(weight)
     reference = next(k for k in KERNELS.values() if k.id == "reference.gemm.quantized_input")
     eligible_ids = [k.id for k in TORCH if k.op == "gemm" and k.when.holds(facts)]
     assert eligible_ids == [id]
@@ -263,10 +263,10 @@ def test_fp8_equals_the_reference(id: str, granularity: str, activation: str, dy
 
 
 def test_fp8_takes_new_weights_in_place() -> None:
-    weight, x, bias = _fp8("channel", "tensor", dynamic=False)
-    prepared = KERNELS["torch.gemm.fp8_channel"].load()(_fp8_facts(weight), {"weight": weight, "bias": bias}, {}, None)
+    weight, x, bias = fp8_call("channel", "tensor", dynamic=False)
+    prepared = KERNELS["torch.gemm.fp8_channel"].load()(fp8_facts(weight), {"weight": weight, "bias": bias}, {}, None)
     new = attrs.evolve(weight, scale=weight.scale * 2, input_scale=weight.input_scale / 2, codes=weight.codes.flip(0))
-    want = KERNELS["torch.gemm.fp8_channel"].load()(_fp8_facts(new), {"weight": new, "bias": bias}, {}, None).run(x)
+    want = KERNELS["torch.gemm.fp8_channel"].load()(fp8_facts(new), {"weight": new, "bias": bias}, {}, None).run(x)
     prepared.refresh({"weight": new, "bias": bias})
     assert torch.equal(prepared.run(x), want)
 
@@ -281,14 +281,14 @@ def test_fp8_takes_new_weights_in_place() -> None:
     ids=str,
 )  # fmt: skip
 def test_fp8_refuses(changes: dict[str, Any]) -> None:
-    weight, _, _ = _fp8("channel", "token", dynamic=True)
-    assert KERNELS["torch.gemm.fp8_channel"].when.holds(_fp8_facts(weight))
-    assert not any(k.when.holds(_fp8_facts(weight, changes)) for k in TORCH if k.op == "gemm")
+    weight, _, _ = fp8_call("channel", "token", dynamic=True)
+    assert KERNELS["torch.gemm.fp8_channel"].when.holds(fp8_facts(weight))
+    assert not any(k.when.holds(fp8_facts(weight, changes)) for k in TORCH if k.op == "gemm")
 
 
 def test_a_reason_names_the_number() -> None:
-    weight, _, _ = _fp8("channel", "token", dynamic=True)
-    why = KERNELS["torch.gemm.fp8_channel"].when.why_not(_fp8_facts(weight, {"shape.K": 100}))
+    weight, _, _ = fp8_call("channel", "token", dynamic=True)
+    why = KERNELS["torch.gemm.fp8_channel"].when.why_not(fp8_facts(weight, {"shape.K": 100}))
     assert why == "shape.K=100 is not a multiple of 16"
 
 

@@ -39,6 +39,7 @@ ARG_SPECS = (
     _spec("small.slab.fp32", EVEN, 2, 9, 3, 8, 2, "fp32", single_page=True),
     _spec("small.slab.causal", TINY, 2, 6, 2, 9, 2, "fp32", single_page=True, causal=True),
     _spec("small.slab.fixed", TINY, 1, 5, 1, 16, 1, single_page=True, fixed_lengths=True),
+    _spec("small.slab.fixed.fp16", EVEN, 2, 7, 2, 8, 2, "fp16", single_page=True, fixed_lengths=True),
     _spec("small.paged", TINY, 3, 8, 9, 4, 7),
     _spec("small.paged.page1", TINY, 2, 4, 16, 1, 11, "fp32"),
     _spec("small.paged.causal", TINY, 2, 7, 8, 4, 6, causal=True),

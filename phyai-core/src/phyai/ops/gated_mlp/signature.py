@@ -12,10 +12,17 @@ Source: Shazeer 2020; Gemma's and Llama's MLP.
 
 from __future__ import annotations
 
-from phyai.op import FLOATS, Dim, Op, Part, Tensor
+from phyai.op import DEFAULT_TOLERANCE, FLOATS, Dim, Op, Part, Tensor, Tolerance
 from phyai.ops.activation.signature import ACTIVATION
 from phyai.ops.gated_mlp.arg_specs import ARG_SPECS
 from phyai.ops.gemm.signature import CODES
+
+#: What lies between may be rounded twice to the input's dtype, and small outputs be sums of large terms.
+TOLERANCE = {
+    **DEFAULT_TOLERANCE,
+    "fp16": Tolerance(rtol=2e-2, atol=1e-2, relative_norm=5e-3),
+    "bf16": Tolerance(rtol=8e-2, atol=6e-2, relative_norm=2e-2),
+}
 
 OP = Op(
     name="gated_mlp",
@@ -33,6 +40,7 @@ OP = Op(
         Dim("N", "outputs per row"),
     ),
     attributes=(ACTIVATION,),
+    tolerance=TOLERANCE,
     parts=(
         Part("gate_up", "gemm", weights={"weight": "gate_up"}, dims={"N": lambda d: 2 * d["I"]}),
         Part("activation", "gated_activation", attrs={"activation": "activation"}),
