@@ -42,7 +42,7 @@ def negation_by_hand(p, call):
     return p.fact in call and not p.holds(call)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(predicates)
 def test_negation(p):
     negated = p.negate()
@@ -52,14 +52,14 @@ def test_negation(p):
     assert none_of(p) == negated
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(predicates)
 def test_printing_and_reading_back(p):
     assert match(p.to_yaml(), VOCABULARY) == p
     assert hash(match(p.to_yaml(), VOCABULARY)) == hash(p)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(predicates, predicates)
 def test_combination(p, q):
     both, either = all_of(p, q), any_of(p, q)
@@ -70,14 +70,14 @@ def test_combination(p, q):
         assert either.holds(call) is (p.holds(call) or q.holds(call))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(predicates)
 def test_words_exactly_where_it_fails(p):
     for call in some_calls(p, 60):
         assert (p.why_not(call) is None) is p.holds(call)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(predicates, st.data())
 def test_what_is_left_when_some_facts_are_known(p, data):
     names = sorted(p.facts)
@@ -90,7 +90,7 @@ def test_what_is_left_when_some_facts_are_known(p, data):
         assert p.given(call, absent=p.facts) is (TRUE if p.holds(call) else FALSE)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.lists(predicates, min_size=1, max_size=3))
 def test_calls_with_one_memo_key_cannot_be_told_apart(ps):
     together = all_of(*(any_of(p, match({"op": "x"})) for p in ps))  # only to sample calls over all their facts
@@ -106,7 +106,7 @@ NUMBERS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(NUMBERS)
 def test_partition(values):
     p = all_of(*(any_of(match({"shape.M": v}), match({"op": "x"})) for v in values))
@@ -133,7 +133,7 @@ PATTERNS = st.text(alphabet="ab*?", min_size=1, max_size=4) | st.sampled_from(["
 SHORT = ["".join(c) for n in range(1, 6) for c in itertools.product("abz", repeat=n)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(PATTERNS, max_size=3), st.lists(PATTERNS, max_size=2), st.lists(st.sampled_from(SHORT[:12]), max_size=2)
 )
@@ -151,10 +151,10 @@ def test_a_shortest_name_between_globs(required, forbidden, excluded):
         assert shortest is None
     else:
         assert fits(found)
-        assert shortest is None or len(shortest) == len(found)
+        assert shortest is None or len(found) <= len(shortest)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(PATTERNS, st.sampled_from(SHORT))
 def test_globs_match_as_fnmatch_does(pattern, name):
     from fnmatch import fnmatchcase

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from phyai.facts import FactKind, Facts
 from phyai.op import Attr, Dim, Op, Tensor
-from phyai.predicates import FALSE, TRUE, Signature, all_of, any_of, intersect, match, none_of, obviously_disjoint
+from phyai.predicates import FALSE, TRUE, Signature, all_of, any_of, intersect, match, none_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from predicate_domains import VALUES, VOCABULARY, calls, mappings, narrowed
@@ -33,7 +33,7 @@ def in_domain(facts):
         assert value != ""
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(pairs())
 def test_a_witness_exists_exactly_when_a_call_does(pair):
     p, q = pair
@@ -46,10 +46,9 @@ def test_a_witness_exists_exactly_when_a_call_does(pair):
         assert p.holds(found)
         assert q.holds(found)
         in_domain(found)
-    assert not (obviously_disjoint(p, q) and found)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.data())
 def test_what_an_architecture_says_of_its_device_is_respected(data):
     literal = narrowed(["device.arch", "device.vendor", "device.type"])
@@ -109,7 +108,7 @@ def calls_of_ops(names):
             yield {n: v for n, v in zip(names, values, strict=True) if v is not None}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_witness_satisfies_the_ops_signature(data):
     literal = st.sampled_from([(fact, value) for fact, values in OP_VALUES.items() for value in values])

@@ -293,3 +293,25 @@ def test_a_bomb_of_aliases_is_refused():
 
 def test_a_dtype_that_the_op_does_not_take_is_still_a_dtype():
     assert not match({"dtype.x": "fp8"}, VOCABULARY).holds(Facts({"dtype.x": "bf16"}))
+
+
+def test_conditions_of_the_earlier_system_parse():
+    conditions = [
+        {"op": "gemm", "device": {"vendor": "nvidia", "arch": ">=sm100"},
+         "quant": {"format": "nvfp4", "layout": "128x4"}, "shape.M": "<=8"},
+        {"op": "gemm", "quant.layout": "humming"},
+        {"op": "layernorm", "device.vendor": "nvidia", "shape.heads": ">1",
+         "when": {"if": {"attrs.bias": True}, "then": {"dtype.bias": "fp32"}}},
+        {"op": "attention", "any_of": [{"model.family": "pi05", "attrs.layout": "ragged"},
+                                       {"model.family": ["pi0", "gr00t"], "shape.head_dim": "%16"}],
+         "none_of": [{"dtype.q": "fp32"}]},
+        {"op": "activation", "model.tags": ["reference", "debug"], "attrs": {"activation": "gelu", "gated": False}},
+        {"op": "gemm", "model.tags": ["no-flashinfer"]},
+    ]  # fmt: skip
+    for condition in conditions:
+        predicate = match(condition)
+        assert match(predicate.to_yaml()) == predicate
+    blackwell = {"op": "gemm", "device.vendor": "nvidia", "device.arch": "sm100", "quant.format": "nvfp4",
+                 "quant.layout": "128x4", "shape.M": 8}  # fmt: skip
+    assert match(conditions[0]).holds(blackwell)
+    assert not match(conditions[0]).holds({**blackwell, "device.arch": "sm90"})

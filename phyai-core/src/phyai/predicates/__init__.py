@@ -10,8 +10,9 @@ True
 
 from phyai.predicates._algebra import FALSE, TRUE, AllOf, AnyOf, Literal, Predicate, all_of, any_of, conjuncts, none_of
 from phyai.predicates._errors import PredicateError, PredicateErrors
-from phyai.predicates._intersect import Witness, intersect, obviously_disjoint
+from phyai.predicates._intersect import Witness, intersect
 from phyai.predicates._literals import Compare, Contains, Glob, MultipleOf, OneOf, Present
+from phyai.predicates._order import arch_key
 from phyai.predicates._parse import match
 from phyai.predicates._partition import MemoKey, Partition
 from phyai.predicates._signature import IMPLICATIONS, Implication, Signature
@@ -39,9 +40,9 @@ __all__ = [
     "Witness",
     "all_of",
     "any_of",
+    "arch_key",
     "conjuncts",
     "intersect",
     "match",
     "none_of",
-    "obviously_disjoint",
 ]

@@ -56,10 +56,15 @@ def intersect(
     >>> intersect(match({"shape.D": "%16"}), match({"none_of": [{"shape.D": "%8"}]})) is None
     True
     """
-    if obviously_disjoint(p, q):
+    if _obviously_disjoint(p, q):
         return None
     search = _Search(vocabulary)
-    wanted = [*conjuncts(p), *conjuncts(q), *conjuncts(given), *(rule.either for rule in implications)]
+    wanted = [
+        *conjuncts(p),
+        *conjuncts(q),
+        *conjuncts(given),
+        *(part for rule in implications for part in conjuncts(rule.either)),
+    ]
     if signatures is None:
         return search.run(wanted)
     for name in _ops(wanted, signatures):
@@ -70,13 +75,8 @@ def intersect(
     return None
 
 
-def obviously_disjoint(p: Predicate, q: Predicate) -> bool:
-    """Whether some fact must have a value from one list for ``p`` and from another for ``q``. Cheap; exact when true.
-
-    >>> from phyai.predicates import match
-    >>> obviously_disjoint(match({"op": "gemm"}), match({"op": ["rope", "conv1d"]}))
-    True
-    """
+def _obviously_disjoint(p: Predicate, q: Predicate) -> bool:
+    """Whether some fact must have a value from one list for ``p`` and from another for ``q``: most pairs end here."""
     ours = conjuncts(p)
     for theirs in conjuncts(q):
         if isinstance(theirs, OneOf) and not theirs.negated:

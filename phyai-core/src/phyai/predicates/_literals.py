@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -159,12 +158,8 @@ class Glob(Literal):
     pattern: str
     kind: ClassVar[FactKind] = FactKind.NAME
 
-    @functools.cached_property
-    def _matches(self) -> object:
-        return compile_glob(self.pattern)
-
     def test(self, value: FactValue) -> bool | None:
-        return bool(self._matches(value)) if isinstance(value, str) else None  # type: ignore[operator]
+        return bool(compile_glob(self.pattern)(value)) if isinstance(value, str) else None
 
     def needs(self) -> str:
         return f"{'no' if self.negated else 'a'} match of {self.pattern}"
