@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from phyai_backend_cuda.expert import Expert, LayerWeights, attention_order, modulation_tables, qkv_order
+from phyai_backend_cuda.expert import SHARED_BYTES, Expert, LayerWeights, attention_order, modulation_tables, qkv_order
+from phyai_backend_cuda.launch import load
 from phyai_backend_cuda.packing import unpack_tiles
 
 #: What each of the kernel's marks ends, in order, per layer (``-DTRACE=n``).
@@ -205,7 +206,8 @@ def time_variant(model: Model, defines: dict[str, int]) -> dict[str, Any]:
     result["actions_error"] = error(expert.tensors["actions"] - noise, want - noise)
     if defines.get("TRACE"):
         marks = expert.tensors["trace"].flatten()[: 128 * defines["TRACE"]].view(128, -1)
-        spans = (marks[:, 1:] - marks[:, :-1]).float()[:, len(MARKS) : (defines["TRACE"] - 1) // len(MARKS) * len(MARKS)]
+        whole = (defines["TRACE"] - 1) // len(MARKS) * len(MARKS)
+        spans = (marks[:, 1:] - marks[:, :-1]).float()[:, len(MARKS) : whole]
         spans = spans.view(128, -1, len(MARKS)).mean(1)  # the first layer left out
         result["cycles_mean_max"] = {
             name: [int(spans[:, i].mean()), int(spans[:, i].max())] for i, name in enumerate(MARKS)
@@ -244,6 +246,9 @@ def main() -> None:
 
     with torch.no_grad():
         if arguments.check:
+            for size in (1, 2, 4, 8):
+                kernel = load("expert.cu", "expert", {"MQ": 50}, arch="sm_90a", shared_bytes=SHARED_BYTES)
+                record("max_clusters", [size, kernel.max_clusters(size, 160)])
             for case in ((50, 1, 1, 968), (50, 2, 2, 600), (10, 2, 2, 590), (50, 18, 10, 968)):
                 record("checks", check(*case, {}))
         torch.manual_seed(0)

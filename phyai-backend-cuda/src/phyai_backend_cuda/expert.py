@@ -89,19 +89,19 @@ def pack_qkv(weight: torch.Tensor) -> torch.Tensor:
     import torch
 
     tiles = pack_tiles(weight[qkv_order(weight.device)], 8)  # [320, 16, 8, 64]
-    block = torch.arange(BLOCKS) // 2
+    block = torch.arange(BLOCKS) // 4
     wide, narrow = tiles[:192].reshape(64, 3, 16, 512), tiles[192:].reshape(64, 2, 16, 512)
     parts = (rotate_chunks(t.transpose(1, 2), first) for t, first in ((wide, block[:64]), (narrow, block[64:])))
     return torch.cat([part.flatten() for part in parts])
 
 
 def pack_by_rank(weight: torch.Tensor) -> torch.Tensor:
-    """``[1024, K]`` → flat: per 64 rows, per eighth of K, its chunks."""
+    """``[1024, K]`` → flat: per eighth of K, per 64 rows, the chunks."""
     import torch
 
     tiles = pack_tiles(weight, 64)  # [16, K / 64, 64, 64]
-    ranks = tiles.reshape(BLOCKS, tiles.shape[1] // RANKS, 64, 64)
-    return rotate_chunks(ranks, torch.arange(BLOCKS) // RANKS).flatten()
+    ranks = tiles.reshape(16, RANKS, -1, 64, 64).transpose(0, 1).reshape(BLOCKS, -1, 64, 64)
+    return rotate_chunks(ranks, torch.arange(BLOCKS) % 16 // 4).flatten()
 
 
 def pack_layer(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -112,7 +112,7 @@ def pack_layer(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return (
         pack_qkv(layer.qkv),
         pack_by_rank(layer.o[:, attention_order(layer.o.device)]),
-        rotate_chunks(gate_up, torch.arange(BLOCKS) // 2).flatten(),
+        rotate_chunks(gate_up, torch.arange(BLOCKS) // 4).flatten(),
         pack_by_rank(layer.down),
     )
 
@@ -192,7 +192,7 @@ class Expert:
             "opart": zeros(BLOCKS, queries, 2 * HEAD_DIM), "ml": zeros(BLOCKS, 64, 8),
             # exchanged without a barrier: all ones is "not written yet", and every launch leaves it so
             "part": zeros(BLOCKS, RANKS, 56, 32).fill_(255),
-            "ssq": zeros(4, rows, 128), "counters": zeros(192, dtype=torch.int32),
+            "ssq": zeros(4, rows, 128), "counters": zeros(896, dtype=torch.int32),
             "trace": zeros(BLOCKS, 1024, dtype=torch.int64),
         }  # fmt: skip
         pointers = {name: self.tensors[name].data_ptr() for name in PARAM_FIELDS}

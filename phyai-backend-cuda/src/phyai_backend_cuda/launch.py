@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-COOPERATIVE, PROGRAMMATIC_SERIALIZATION = 2, 6  # CUlaunchAttributeID
+COOPERATIVE, CLUSTER_DIMENSION, PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # CUlaunchAttributeID
 
 
 class _Attribute(ctypes.Structure):
-    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_int * 16))
 
 
 class _Config(ctypes.Structure):
@@ -56,13 +56,22 @@ class Kernel:
             code = driver.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes)
             _check(code, f"{shared_bytes} bytes of shared memory for {function}")
 
+    def max_clusters(self, size: int, block: int) -> int:
+        """How many clusters of ``size`` blocks of ``block`` threads are resident at once."""
+        attribute = _Attribute(CLUSTER_DIMENSION, 0, (size, 1, 1))
+        config = _Config((size * 16, 1, 1), (block, 1, 1), self.shared_bytes, None, ctypes.pointer(attribute), 1)
+        count = ctypes.c_int()
+        code = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(count), self._function, ctypes.byref(config))
+        _check(code, f"cluster occupancy of {self.name}")
+        return count.value
+
     def launch(
         self, grid: Sequence[int], block: int, arguments: Sequence[Any], stream: int, *,
         cooperative: bool = False, programmatic: bool = False,
     ) -> None:  # fmt: skip
         """Launch on the CUDA stream handle ``stream``. Raises RuntimeError with the driver's words."""
         chosen = [i for i, on in ((COOPERATIVE, cooperative), (PROGRAMMATIC_SERIALIZATION, programmatic)) if on]
-        attributes = (_Attribute * 2)(*(_Attribute(i, 0, 1, b"") for i in chosen))
+        attributes = (_Attribute * 2)(*(_Attribute(i, 0, (1,)) for i in chosen))
         dims = (*grid, 1, 1)[:3]
         config = _Config((*dims,), (block, 1, 1), self.shared_bytes, stream, attributes, len(chosen))
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))

@@ -9,17 +9,17 @@
 //   C  x += gate · (o Wo)             block: 64 of N, the K of one head; 8 blocks meet   waits for 16 blocks
 //   D  h = gelu(gate) · up            every block: all of K, 32 gate and 32 up rows      waits for all blocks
 //   E  x += gate · (h Wdown)          as C, 512 of K                                     waits for 16 blocks
-// x stays in registers, in fp32: block (c, r) owns columns 64c + 8r .. + 8 of every row. What others read of it is
+// x stays in registers, in fp32: block 16r + c owns columns 64c + 8r .. + 8 of every row. What others read of it is
 // bf16(x · (1 + scale)); its norm 1/rms(x) multiplies the product afterwards, and shift·W is a table, so
 // norm(x)(1 + scale) + shift costs no pass of its own. Every reduction has a fixed order: results are reproducible.
-// Blocks exchange through L2 alone: how many clusters of 8 fit differs from one chip to the next.
+// Blocks exchange through L2: how many clusters of 8 fit differs from one chip to the next. Small clusters share loads.
 #include "hopper.cuh"
 
 #ifndef MQ
 #define MQ 50
 #endif
-#ifndef HOLD
-#define HOLD 1  // ring slots are given back when a product is done, so that its activations do not queue behind weights
+#ifndef CLUSTER
+#define CLUSTER 1  // neighbouring blocks that fetch activations once for all of them: 1, 2 or 4, as many as fit
 #endif
 #ifndef TRACE
 #define TRACE 0  // record the clock at every mark of the first TRACE marks of each block
@@ -36,7 +36,7 @@ constexpr int REGION_A = 16 * 7168 + 1024;   // activations; a 64-row operand re
 constexpr float SQUARES = 16777216.0f;       // sums of squares are added up in integers of this many to one
 
 // Counters that only grow during a launch; those read together lie together.
-constexpr int X1 = 0, X2 = 32, QKV = 64, HEAD_PARTS = 96, HEAD_DONE = 104, ACT = 128, OUT = 160;
+constexpr int X1 = 0, X2 = 32, QKV = 64, HEAD_PARTS = 96, HEAD_DONE = 352, ACT = 608, OUT = 864;  // three by 32 · r
 
 struct Params {
     // weights, packed
@@ -110,7 +110,7 @@ __device__ void produce(const Params& p, Ring ring, int block) {
                     fence_async();
                 }
                 const char* k = p.kbuf + layer * L_KV + size_t(tile) * 4 * TILE;
-                for (int i = 0; i < 4; ++i) out.push(k + ((i + block) & 3) * TILE, TILE);
+                for (int i = 0; i < 4; ++i) out.push(k + ((i + block % SPLITS / 4) & 3) * TILE, TILE);
                 out.push_tiles(p.vbuf + layer * L_KV + size_t(tile) * 4 * TILE, 4);
             }
             out.push_tiles(p.wo + layer * L_O + size_t(block) * 4 * TILE, 4);
@@ -152,32 +152,32 @@ struct Consumer {
         sync();
         mark();
     }
-    // CHUNKS (a power of two) chunks of an activation, once `counter` says that it is there. The first one differs
-    // between the blocks that read the same, so that they do not all ask the same slices of L2 at once; the weights
-    // are packed in the same order. The other warps wait for the data alone.
+    // CHUNKS (a power of two) chunks of an activation, once `counter` says that it is there and that no block of the
+    // cluster reads what was in their place. The first chunk differs between clusters that read the same, so that they
+    // do not all ask the same slices of L2 at once; the weights are packed in the same order. Warp 0 alone does this;
+    // the others wait for the data.
     template <int CHUNKS> __device__ void load_a(int counter, u32 target, const char* src, int first) {
         if (warp) return;
         if (lane == 0) spin_until(p.counters + counter, target);
         __syncwarp();
-        if (lane < CHUNKS) fetch(lane, src + ((lane + first) & (CHUNKS - 1)) * CHUNK);
-        __syncwarp();
-        mark();
-    }
-    __device__ void fetch(int i, const char* src) {
-        fence_async();
-        mbar_expect(abar + i * 8, MQ * 128);
-        bulk_load(region + i * CHUNK, src, MQ * 128, abar + i * 8);
-    }
-    // All of x, each chunk when the 8 blocks that write it have done so; then the rows' norms, 1 / rms.
-    __device__ void load_x(int counter, u32 times, const char* src) {
-        if (warp) return;
-        if (lane < 16) {
-            const int chunk = (lane + block / 2) & 15;
-            spin_until(p.counters + counter + chunk, times * RANKS);
-            fetch(lane, src + chunk * CHUNK);
+        if (lane < CHUNKS) {
+            const u32 bar = abar + lane * 8, to = region + lane * CHUNK;
+            const char* from = src + ((lane + first) & (CHUNKS - 1)) * CHUNK;
+            fence_async();
+            mbar_expect(bar, MQ * 128);
+#if CLUSTER > 1
+            if (lane % CLUSTER == block % CLUSTER) bulk_load_multicast(to, from, MQ * 128, bar, (1 << CLUSTER) - 1);
+#else
+            bulk_load(to, from, MQ * 128, bar);
+#endif
         }
         __syncwarp();
         mark();
+    }
+    // All of x; then the rows' norms, 1 / rms.
+    __device__ void load_x(int counter, u32 times, const char* src) {
+        if (warp) return;
+        load_a<16>(counter, times * G, src, block / 4);
         u64* sums = p.ssq + (uses - 1) % 4 * (ROWS * 16);
         for (int row = lane; row < MQ; row += 32) {
             const float sum = static_cast<float>(load_relaxed(sums + row * 16)) * (1.0f / SQUARES);
@@ -202,14 +202,10 @@ struct Consumer {
         if (lane == 0) mbar_arrive(ring.empty + ((ring.slot + SLOTS - back) % SLOTS) * 8);
     }
 
-    // acc = A[64, 64·chunks] · W[8·N8, 64·chunks]ᵀ, PER chunks to a ring slot. The first `early` slots are given back
-    // at once.
-    template <int N8, int PER> __device__ void gemm(float (&acc)[N8 * 4], int chunks, int early) {
+    // acc = A[64, 64·chunks] · W[8·N8, 64·chunks]ᵀ, PER chunks to a ring slot.
+    template <int N8, int PER> __device__ void gemm(float (&acc)[N8 * 4], int chunks) {
 #pragma unroll
         for (int i = 0; i < N8 * 4; ++i) acc[i] = 0.0f;
-#if !HOLD
-        early = chunks;
-#endif
 #pragma unroll 1
         for (int c = 0; c < chunks; c += PER) {
 #pragma unroll
@@ -223,14 +219,14 @@ struct Consumer {
                     gmma<N8>(acc, gmma_desc(region + (c + j) * CHUNK + k * 32),
                              gmma_desc(ring.data() + j * N8 * 1024 + k * 32));
             gmma_commit();
-            if (c > 0 && c <= early * PER) {
+            if (c > 0) {
                 gmma_wait<1>();
                 release(1);
             }
             ring.next();
         }
         gmma_wait<0>();
-        for (int back = max(chunks / PER - early, 1); back > 0; --back) release(back);
+        release(1);
         mark();
     }
 
@@ -249,7 +245,7 @@ struct Consumer {
             if (!(tid & 1)) add_relaxed(p.ssq + (uses % 4 * ROWS + row) * 16, __float2ull_rn(s * SQUARES));
         }
         ++uses;
-        arrive(counter + cluster);
+        arrive(counter);
     }
 
     // x += gate · Σ acc over the 8 blocks of the same columns; column tile j of acc belongs to rank j. A partial sum
@@ -266,14 +262,14 @@ struct Consumer {
         }
         mark();
         if (owns()) {
-            float* from = p.part + (size_t(cluster) * RANKS * RANKS + rank) * (56 * 8) + tid * 4;  // row tid / 2
+            float* from = p.part + (cluster * RANKS + rank) * (56 * 8) + tid * 4;  // row tid / 2, of rank 0's block
             uint4 v[RANKS];
             u32 spins = 0;
             bool missing;
             do {
                 missing = false;
 #pragma unroll
-                for (int r = 0; r < RANKS; ++r) v[r] = load_relaxed4(from + size_t(r) * (RANKS * 56 * 8));
+                for (int r = 0; r < RANKS; ++r) v[r] = load_relaxed4(from + r * (16 * RANKS * 56 * 8));
 #pragma unroll
                 for (int r = 0; r < RANKS; ++r) missing |= is_empty(v[r]);
                 if (++spins > SPIN_LIMIT) __trap();
@@ -285,7 +281,7 @@ struct Consumer {
                 s.x += w.x; s.y += w.y; s.z += w.z; s.w += w.w;
             }
 #pragma unroll
-            for (int r = 0; r < RANKS; ++r) store_empty(from + size_t(r) * (RANKS * 56 * 8));
+            for (int r = 0; r < RANKS; ++r) store_empty(from + r * (16 * RANKS * 56 * 8));
             x[0] += gate.x * s.x; x[1] += gate.y * s.y; x[2] += gate.z * s.z; x[3] += gate.w * s.w;
         }
     }
@@ -304,7 +300,7 @@ struct Consumer {
                 rot[j][half] = make_float2(cs[i], cs[i + HD / 2]);
             }
         }
-        gemm<N8, 2>(acc, 16, 0);
+        gemm<N8, 2>(acc, 16);
         wait_norms(r);
 #pragma unroll
         for (int j = 0; j < N8; ++j) {
@@ -337,14 +333,14 @@ struct Consumer {
     }
 
     __device__ void stage_attention(int keys, u32 use) {
-        const int head = block / SPLITS, split = block % SPLITS;
+        const int head = rank, split = cluster;
         const int tiles = (keys + 63) / 64;
         float o[4][32], m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int c = 0; c < 4; ++c)
 #pragma unroll
             for (int i = 0; i < 32; ++i) o[c][i] = 0.0f;
-        load_a<4>(QKV, use * G, p.qbuf + head * (4 * CHUNK), block);
+        load_a<4>(QKV, use * G, p.qbuf + head * (4 * CHUNK), split / 4);
         for (int c = 0; c < 4; ++c) wait_a(c);
         const float scale = 1.4426950408889634f / 16.0f;  // log2(e) / sqrt(HD)
 #pragma unroll 1
@@ -433,8 +429,8 @@ struct Consumer {
                     }
             }
         }
-        arrive(HEAD_PARTS + head);
-        wait(HEAD_PARTS + head, use * SPLITS);
+        arrive(HEAD_PARTS + head * 32);
+        wait(HEAD_PARTS + head * 32, use * SPLITS);
         if (owns()) {
             const int row = own_row(), unit = split * 2 + (tid & 1);
             const float2* mls = ml + head * SPLITS * 64 + row;
@@ -443,8 +439,9 @@ struct Consumer {
             float2 v[SPLITS];
 #pragma unroll
             for (int i = 0; i < SPLITS; ++i) {
-                v[i] = i < active ? __ldcg(mls + i * 64) : make_float2(NEG_INF, 0.0f);
-                w[i] = i < active ? __ldcg(from + i * (MQ * 32)) : make_uint4(0, 0, 0, 0);
+                const int j = min(i, active - 1);
+                v[i] = __ldcg(mls + j * 64);
+                w[i] = __ldcg(from + j * (MQ * 32));
             }
             float top = NEG_INF, sum = 0.0f, y[8];
 #pragma unroll
@@ -453,7 +450,7 @@ struct Consumer {
             for (int j = 0; j < 8; ++j) y[j] = 0.0f;
 #pragma unroll
             for (int i = 0; i < SPLITS; ++i) {
-                const float f = exp2f(v[i].x - top);
+                const float f = i < active ? exp2f(v[i].x - top) : 0.0f;
                 sum += f * v[i].y;
                 const __nv_bfloat162* b = reinterpret_cast<const __nv_bfloat162*>(&w[i]);
 #pragma unroll
@@ -470,7 +467,7 @@ struct Consumer {
             *reinterpret_cast<uint4*>(at) = make_uint4(pack_bf16(y[0], y[1]), pack_bf16(y[2], y[3]),
                                                        pack_bf16(y[4], y[5]), pack_bf16(y[6], y[7]));
         }
-        arrive(HEAD_DONE + head);
+        arrive(HEAD_DONE + head * 32);
     }
 
     __device__ void stage_gate_up(int step, int layer) {
@@ -479,7 +476,7 @@ struct Consumer {
         float2 s[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j) s[j] = *reinterpret_cast<const float2*>(shift + j * 8 + 2 * q);
-        gemm<8, 1>(acc, 16, 3);
+        gemm<8, 1>(acc, 16);
         wait_norms(r);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -514,8 +511,7 @@ struct Consumer {
     // actions += dt · (norm(x) Wout + bias): block b does row b, four threads to a column.
     __device__ void project_out(int step, u32 times) {
         if (block >= MQ) return;
-        if (tid < 16) spin_until(p.counters + X1 + tid, times * RANKS);
-        sync();
+        wait(X1, times * G);
         if (tid == 0) p.ssq[((uses + 1) % 4 * ROWS + block) * 16] = 0;
         const u64 sum = load_relaxed(p.ssq + ((uses - 1) % 4 * ROWS + block) * 16);
         const float s = static_cast<float>(sum) * (1.0f / SQUARES);
@@ -565,7 +561,14 @@ pack_kv(const u64* keys, const u64* values, const int* lengths, char* kbuf, char
     }
 }
 
-extern "C" __global__ void __launch_bounds__(160, 1)
+#if CLUSTER > 1
+#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
+#define SYNC_CLUSTER asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory")
+#else
+#define CLUSTERED
+#define SYNC_CLUSTER
+#endif
+extern "C" __global__ void CLUSTERED __launch_bounds__(160, 1)
 expert(const __grid_constant__ Params p) {
     extern __shared__ __align__(1024) char smem[];
     const u32 base = smem_u32(smem);
@@ -576,7 +579,7 @@ expert(const __grid_constant__ Params p) {
     ring.empty = bars + SLOTS * 8;
     const u32 abar = bars + 2 * SLOTS * 8, norm_bar = abar + 16 * 8;
     float* norms = reinterpret_cast<float*>(smem + REGION_A + SLOTS * TILE + 512);
-    const int tid = threadIdx.x, block = blockIdx.x, rank = block % RANKS, cluster = block / RANKS;
+    const int tid = threadIdx.x, block = blockIdx.x, rank = block / 16, cluster = block % 16;
     if (tid == 0) {
         for (int i = 0; i < SLOTS; ++i) {
             mbar_init(ring.full + i * 8, 1);
@@ -589,6 +592,7 @@ expert(const __grid_constant__ Params p) {
     const int warp = __shfl_sync(~0u, tid >> 5, 0);  // uniform, and known to be
     if (tid < 64) norms[tid] = 0.0f;
     __syncthreads();
+    SYNC_CLUSTER;  // before anything arrives at a neighbour's barriers
     if (warp == 4) {
         if (tid == 128) produce(p, ring, block);
     } else {
@@ -613,21 +617,21 @@ expert(const __grid_constant__ Params p) {
                 c.stage_attention(prefix + MQ, use);
                 {
                     const float4 gate = c.own_columns(p.gate1 + at), scale = c.own_columns(p.scale2 + at);
-                    c.load_a<4>(HEAD_DONE + rank, use * SPLITS, p.obuf + rank * 4 * CHUNK, cluster);
+                    c.load_a<4>(HEAD_DONE + rank * 32, use * SPLITS, p.obuf + rank * 4 * CHUNK, cluster / 4);
                     float acc[32];
-                    c.gemm<8, 1>(acc, 4, 0);
+                    c.gemm<8, 1>(acc, 4);
                     c.reduce_into_x(acc, gate);
                     c.publish(p.xs2, X2, scale);
                 }
                 c.load_x(X2, use, p.xs2);
                 c.stage_gate_up(step, layer);
-                c.arrive(ACT + block / 16);
+                c.arrive(ACT + rank * 32);
                 {
                     const float* next = layer + 1 < p.layers ? p.scale1 + at + D : p.scale_f + size_t(step) * D;
                     const float4 gate = c.own_columns(p.gate2 + at), scale = c.own_columns(next);
-                    c.load_a<8>(ACT + rank, use * 16, p.act + rank * 8 * CHUNK, cluster);
+                    c.load_a<8>(ACT + rank * 32, use * 16, p.act + rank * 8 * CHUNK, cluster / 4);
                     float acc[32];
-                    c.gemm<8, 1>(acc, 8, 0);
+                    c.gemm<8, 1>(acc, 8);
                     c.reduce_into_x(acc, gate);
                     c.publish(p.xs1, X1, scale);
                 }
@@ -635,4 +639,6 @@ expert(const __grid_constant__ Params p) {
             c.project_out(step, first + p.layers);
         }
     }
+    __syncwarp();
+    SYNC_CLUSTER;
 }
