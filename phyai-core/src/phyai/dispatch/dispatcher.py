@@ -51,6 +51,7 @@ class Dispatcher:
         self.environment = environment
         self.resources = resources or EngineResources(environment.device)
         self.frozen = False
+        #: Grows whenever sites are thawed: what was captured in an earlier one may be out of date.
         self.epoch = 0
         self._common = {**environment.facts(), **(facts or {})}
         self._is_capturing = is_capturing
@@ -231,8 +232,8 @@ class Dispatcher:
         with self._lock:
             change = replace(self, policy)
             self.policy = policy
-            self.epoch += 1
             if change.thawed:
+                self.epoch += 1
                 self.frozen = False
                 self.resources.thaw()
             return change

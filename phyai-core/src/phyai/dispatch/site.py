@@ -168,7 +168,8 @@ class Site:
             self._dispatcher.refuse_capture(self, _WARMUP)
             result = entry.prepared.run(*inputs, out=out, state=state)
             entry.warm = True
-            self.run = entry.prepared.run
+            if self.run is run:  # unless another thread has thawed the site meanwhile
+                self.run = entry.prepared.run
             return result
 
         return run
