@@ -8,7 +8,7 @@ not; only a literal about absence itself is true then.
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -89,9 +89,13 @@ class Literal(Predicate):
         """Why ``value``, which is there, is not accepted."""
         raise NotImplementedError
 
-    def union(self, other: Literal) -> Literal | None:
-        """The one literal that stands for ``self or other``, where there is one (both positive)."""
+    def family(self) -> Hashable:
+        """What literals share that can be said as one (a or b: one of a, b); None when there are none such."""
         return None
+
+    def union(self, family: Sequence[Predicate]) -> Literal:
+        """The one literal that says the same as its whole family, or equal literals, joined by "or"."""
+        return self
 
     def accepts(self, value: FactValue | None) -> bool:
         """Whether the literal holds for this value of its fact; None is absence."""
@@ -222,24 +226,18 @@ def all_of(*predicates: Predicate) -> Predicate:
     >>> str(all_of(match({"op": "gemm"}), match({"shape.K": "%16"})))
     'op is gemm and shape.K is a multiple of 16'
     """
-    parts: list[Predicate] = []
-    for predicate in predicates:
-        for part in predicate.parts if isinstance(predicate, AllOf) else (predicate,):
-            if part == FALSE:
-                return FALSE
-            _add(parts, part, negated=True)  # not a, and not b: one literal "neither a nor b"
-    return parts[0] if len(parts) == 1 else AllOf(tuple(parts)) if parts else TRUE
+    parts = _gather(predicates, AllOf, negated=True)  # not a, and not b: one literal "neither a nor b"
+    if FALSE in parts:
+        return FALSE
+    return parts[0] if len(parts) == 1 else AllOf(parts) if parts else TRUE
 
 
 def any_of(*predicates: Predicate) -> Predicate:
     """The predicate that holds when at least one of ``predicates`` does; :data:`FALSE` for none."""
-    parts: list[Predicate] = []
-    for predicate in predicates:
-        for part in predicate.parts if isinstance(predicate, AnyOf) else (predicate,):
-            if part == TRUE:
-                return TRUE
-            _add(parts, part, negated=False)  # a, or b: one literal "one of a, b"
-    return parts[0] if len(parts) == 1 else AnyOf(tuple(parts)) if parts else FALSE
+    parts = _gather(predicates, AnyOf, negated=False)  # a, or b: one literal "one of a, b"
+    if TRUE in parts:
+        return TRUE
+    return parts[0] if len(parts) == 1 else AnyOf(parts) if parts else FALSE
 
 
 def none_of(*predicates: Predicate) -> Predicate:
@@ -253,17 +251,16 @@ def none_of(*predicates: Predicate) -> Predicate:
     return all_of(*(predicate.negate() for predicate in predicates))
 
 
-def _add(parts: list[Predicate], part: Predicate, *, negated: bool) -> None:
-    """Append ``part`` unless it is there already, merged into its like where the two are one literal."""
-    if isinstance(part, Literal) and part.negated is negated:
-        for position, other in enumerate(parts):
-            if isinstance(other, Literal) and other.fact == part.fact and other.negated is negated:
-                merged = other.union(part)
-                if merged is not None:
-                    parts[position] = merged
-                    return
-    if part not in parts:
-        parts.append(part)
+def _gather(
+    predicates: Iterable[Predicate], flat: type[AllOf] | type[AnyOf], *, negated: bool
+) -> tuple[Predicate, ...]:
+    """The parts, those of nested ones of the same sort included: each once, and families as one literal."""
+    groups: dict[Hashable, list[Predicate]] = {}
+    for predicate in predicates:
+        for part in predicate.parts if isinstance(predicate, flat) else (predicate,):
+            family = part.family() if isinstance(part, Literal) and part.negated is negated else None
+            groups.setdefault(part if family is None else family, []).append(part)
+    return tuple(group[0].union(group) if isinstance(group[0], Literal) else group[0] for group in groups.values())
 
 
 def conjuncts(predicate: Predicate) -> Iterable[Predicate]:

@@ -22,7 +22,7 @@ from phyai.predicates._values import declared
 #: Facts on which both predicates hold.
 Witness = Facts
 
-_MAX_STEPS = 20_000
+_MAX_STEPS = 2_000
 
 
 def intersect(

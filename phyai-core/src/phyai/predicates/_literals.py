@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import ClassVar
 
 import attrs
@@ -79,12 +79,14 @@ class OneOf(Literal):
             return attrs.evolve(self, values=(not self.values[0],))
         return attrs.evolve(self, negated=not self.negated)
 
-    def union(self, other: Literal) -> Literal | None:
-        if self.kind is FactKind.FLAG:
-            return None  # "true or false" denies to "false and true", each of them a literal
-        if isinstance(other, OneOf) and other.kind is self.kind and other.negated is self.negated:
-            return attrs.evolve(self, values=(*self.values, *other.values))
-        return None
+    def family(self) -> Hashable:
+        # "true or false" denies to "false and true": flags stay apart.
+        return None if self.kind is FactKind.FLAG else (self.fact, self.kind)
+
+    def union(self, family: Sequence[Predicate]) -> Literal:
+        if len(family) == 1:
+            return self
+        return attrs.evolve(self, values=[v for one in family if isinstance(one, OneOf) for v in one.values])
 
     def needs(self) -> str:
         return f"other than {', '.join(map(show, self.values))}" if self.negated else _listed(self.values)
@@ -180,10 +182,13 @@ class Contains(Literal):
     def test(self, value: FactValue) -> bool | None:
         return not value.isdisjoint(self.elements) if isinstance(value, frozenset) else None
 
-    def union(self, other: Literal) -> Literal | None:
-        if isinstance(other, Contains) and other.negated is self.negated:
-            return attrs.evolve(self, elements=(*self.elements, *other.elements))
-        return None
+    def family(self) -> Hashable:
+        return (self.fact, self.kind)
+
+    def union(self, family: Sequence[Predicate]) -> Literal:
+        if len(family) == 1:
+            return self
+        return attrs.evolve(self, elements=[e for one in family if isinstance(one, Contains) for e in one.elements])
 
     def needs(self) -> str:
         return f"a set {'without' if self.negated else 'with'} {_listed(self.elements)}"
