@@ -16,7 +16,7 @@ from phyai.errors import DeclarationError
 from phyai.quant.checkpoint import Checkpoint
 from phyai.quant.importers.base import FoundConfig, Recognized, Refuse, method_of, rule, string_list
 from phyai.quant.importers.ct_presets import PRESETS
-from phyai.quant.importers.ct_storage import STORAGES
+from phyai.quant.importers.ct_storage import STORAGES, storages_of
 from phyai.quant.plan import QuantPlan, QuantRule
 from phyai.quant.scheme import QuantScheme, TensorQuant
 
@@ -62,9 +62,10 @@ def recognize(found: FoundConfig, checkpoint: Checkpoint) -> Recognized | None:
     rules += [rule("path", t, *by_target[t][:2], id=by_target[t][2]) for t in names]
     rules += [rule("regex", t.removeprefix("re:"), *by_target[t][:2], id=by_target[t][2]) for t in regex]
     rules += [rule("module_cls", t, *by_target[t][:2], id=by_target[t][2]) for t in names]
-    cache = body.get("kv_cache_scheme")
+    cache, version = body.get("kv_cache_scheme"), body.get("version")
+    version = version if isinstance(version, str) else None
     return Recognized(
-        "compressed-tensors", QuantPlan(tuple(rules)), found.source, STORAGES,
+        "compressed-tensors", QuantPlan(tuple(rules)), found.source, storages_of(version),
         {"scheme": cache} if cache else None, tuple(notes),
     )  # fmt: skip
 

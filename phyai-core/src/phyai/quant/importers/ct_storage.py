@@ -13,6 +13,9 @@
 
 from __future__ import annotations
 
+import functools
+import re
+
 from phyai.quant.scheme import QuantScheme
 from phyai.quant.storage import FLOAT_SCALES, LayerTensors, Storage, StoredLayer, scalar_shapes, with_scale_dtype
 
@@ -20,7 +23,7 @@ _DECODE = "phyai.quant.realize.compressed_tensors:"
 _INTEGERS = ("I8", "I16", "I32", "I64", "U8")
 
 
-def _pack_quantized(layer: LayerTensors, scheme: QuantScheme) -> StoredLayer:
+def _pack_quantized(layer: LayerTensors, scheme: QuantScheme, version: str | None = None) -> StoredLayer:
     packed = layer.take("weight_packed", "weight", dtypes=("I32",), ndim=2)
     shape_info = layer.take("weight_shape", "shape", dtypes=("I64", "I32"), shapes=[(2,)])
     n, k = (int(v) for v in layer.checkpoint.read_small(shape_info.name))
@@ -30,11 +33,14 @@ def _pack_quantized(layer: LayerTensors, scheme: QuantScheme) -> StoredLayer:
         raise layer.error(
             "weight_packed", f"has shape {list(packed.shape)}; {bits}-bit [{n}, {k}] by weight_shape is [{n}, {dense}]"
         )
-    if 32 % bits and dense == padded and k > 32 // bits:
-        raise layer.error("weight_packed", f"has a width that two ways of packing {bits}-bit codes share")
     per_word = None if packed.shape[1] == dense else 32 // bits
+    if 32 % bits and dense == padded and k > 32 // bits:  # the width does not tell how the codes lie; the version does
+        if _minor(version) is None:
+            text = f"has a width that two ways of packing {bits}-bit codes share, and the configuration has no version"
+            raise layer.error("weight_packed", text)
+        per_word = 32 // bits if _packs_padded(version) else None
     if per_word is not None:
-        layer.notes.append(f"{per_word} {bits}-bit codes a word, as versions before 0.14 packed them")
+        layer.notes.append(f"{per_word} {bits}-bit codes a word, as versions before 0.18 packed them")
         layer.details["per_word"] = per_word
     scheme = _take_scale(layer, scheme, n, k)
     groups = scheme.weight.scale_shape(n, k)[1]
@@ -48,6 +54,16 @@ def _pack_quantized(layer: LayerTensors, scheme: QuantScheme) -> StoredLayer:
         layer.take("weight_g_idx", "g_idx", dtypes=("I32", "I64"), shapes=[(k,)])
     _take_input(layer, scheme)
     return layer.finish((n, k), scheme, "pack-quantized")
+
+
+def _minor(version: str | None) -> tuple[int, int] | None:
+    found = re.match(r"(\d{1,4})\.(\d{1,4})", version or "")
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _packs_padded(version: str | None) -> bool:
+    """Whether codes whose width does not divide 32 lie whole in words: before 0.18."""
+    return (_minor(version) or (0, 18)) < (0, 18)
 
 
 def _naive(name: str) -> Storage:
@@ -136,3 +152,9 @@ STORAGES: dict[str, Storage] = {
         Storage("mxfp8-quantized", _mxfp8, _DECODE + "naive"),
     )
 }
+
+
+def storages_of(version: str | None) -> dict[str, Storage]:
+    """The storages as a version of the library writes them."""
+    check = functools.partial(_pack_quantized, version=version)
+    return {**STORAGES, "pack-quantized": Storage("pack-quantized", check, _DECODE + "pack_quantized")}

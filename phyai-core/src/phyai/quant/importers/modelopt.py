@@ -19,6 +19,7 @@ from phyai.quant.plan import QuantPlan, QuantRule
 from phyai.quant.scheme import MXFP4, MXFP8, NVFP4, NVFP4_INPUT, QuantScheme, TensorQuant
 
 _FP8_STATIC = TensorQuant("fp8_e4m3", "tensor", scale_rule="inverse")
+_FP8_DYNAMIC = TensorQuant("fp8_e4m3", "tensor", dynamic=True, scale_rule="inverse")
 _FP8_TOKEN = TensorQuant("fp8_e4m3", "token", dynamic=True, scale_rule="inverse")
 _FP8_TENSOR = TensorQuant("fp8_e4m3", "tensor")
 _FP8_CHANNEL = TensorQuant("fp8_e4m3", "channel")
@@ -48,7 +49,7 @@ _ALGORITHMS: dict[str, tuple[QuantScheme, str]] = {
     "W4A16_NVFP4": (QuantScheme(NVFP4), "NVFP4"),
     "W4A8_NVFP4_FP8": (QuantScheme(NVFP4, _FP8_STATIC), "NVFP4"),
     "MXFP4": (QuantScheme(_MXFP4, _dynamic(_MXFP4)), "MXFP4"),
-    "W4A8_MXFP4_FP8": (QuantScheme(_MXFP4, _FP8_STATIC), "MXFP4"),
+    "W4A8_MXFP4_FP8": (QuantScheme(_MXFP4, _FP8_DYNAMIC), "MXFP4"),
     "MXFP8": (QuantScheme(_MXFP8, _dynamic(_MXFP8)), "MXFP8"),
 }  # fmt: skip
 _ALIASES = {
@@ -116,8 +117,8 @@ def _algorithm(name: str, entry: Mapping[str, Any]) -> tuple[QuantScheme, str]:
     size = entry.get("group_size") or _group_size_of_groups(entry)
     if size:
         scheme = _with_group_size(name, scheme, size)
-    elif scheme.weight.dtype == "int4":
-        storage = "INT4_ANY_GROUP"  # only hf_quant_config.json says the size; ModelOpt's groups divide the input
+    elif storage in ("INT4", "NVFP4"):
+        storage += "_ANY_GROUP"  # only hf_quant_config.json says the size; ModelOpt's groups divide the input
     return scheme, storage
 
 
@@ -139,6 +140,9 @@ def _with_group_size(name: str, scheme: QuantScheme, size: Any) -> QuantScheme:
         return attrs.evolve(scheme, weight=attrs.evolve(weight, block_shape=(size, size)))
     if weight.granularity != "group" or weight.group_size == size:
         return scheme
-    if weight.dtype != "int4":
+    if weight.scale_dtype == "e8m0":
         raise Refuse(f"{name} with group_size {size} is not supported", f"group_size {weight.group_size}")
-    return attrs.evolve(scheme, weight=attrs.evolve(weight, group_size=size))
+    inputs = scheme.input
+    if inputs is not None and inputs.group_size is not None:
+        inputs = attrs.evolve(inputs, group_size=size)
+    return attrs.evolve(scheme, weight=attrs.evolve(weight, group_size=size), input=inputs)

@@ -32,6 +32,8 @@ def _finish(layer: LayerTensors, scheme: QuantScheme, n: int, k: int, storage: s
     pre = layer.take_optional("pre_quant_scale", "pre_scale", dtypes=PLAIN_DTYPES, shapes=[(k,), (1, k)])
     if pre is not None:
         scheme = attrs.evolve(scheme, pre_scale=True)
+    if scheme.input is not None and scheme.input.granularity == "tensor" and layer.has("input_scale"):
+        scheme = attrs.evolve(scheme, input=attrs.evolve(scheme.input, dynamic=False))
     if scheme.input is not None and (scheme.input.second_scale or not scheme.input.dynamic):
         layer.take("input_scale", "input_scale", dtypes=FLOAT_SCALES, shapes=scalar_shapes())
     return layer.finish((n, k), scheme, storage)
@@ -73,28 +75,44 @@ def _int4(name: str) -> Storage:
     def check(layer: LayerTensors, scheme: QuantScheme) -> StoredLayer:
         half, k = layer.take("weight", "weight", dtypes=("U8",), ndim=2).shape
         n = 2 * half
-        if name == "INT4_ANY_GROUP":
-            scale = layer.take("weight_scale", "scale", dtypes=FLOAT_SCALES, ndim=2)
-            if scale.shape[0] != n or scale.shape[1] < 1 or k % scale.shape[1]:
-                raise layer.error("weight_scale", f"has shape {list(scale.shape)}; it must be [{n}, {k} / group]")
-            size = k // scale.shape[1]
-            scheme = attrs.evolve(scheme, weight=attrs.evolve(scheme.weight, group_size=size))
-            layer.notes.append(f"the configuration does not say the group size; the scales say {size}")
-        else:
-            scale = layer.take("weight_scale", "scale", dtypes=FLOAT_SCALES, shapes=[scheme.weight.scale_shape(n, k)])
+        scheme = _take_groups(layer, scheme, n, k, FLOAT_SCALES, sized=name == "INT4")
         if scheme.input is not None:  # W4A8: the range of the fp8 product, which does not change the weight
             layer.take("weight_scale_2", "product_scale", dtypes=FLOAT_SCALES, shapes=scalar_shapes())
-        return _finish(layer, with_scale_dtype(scheme, scale), n, k, name)
+        return _finish(layer, scheme, n, k, name)
 
     return Storage(name, check, _DECODE + "int4")
 
 
-def _nvfp4(layer: LayerTensors, scheme: QuantScheme) -> StoredLayer:
-    n, half = layer.take("weight", "weight", dtypes=("U8",), ndim=2).shape
-    k = 2 * half
-    layer.take("weight_scale", "scale", dtypes=("F8_E4M3",), shapes=[scheme.weight.scale_shape(n, k)])
-    layer.take("weight_scale_2", "second_scale", dtypes=FLOAT_SCALES, shapes=scalar_shapes())
-    return _finish(layer, scheme, n, k, "NVFP4")
+def _take_groups(
+    layer: LayerTensors, scheme: QuantScheme, n: int, k: int, dtypes: tuple[str, ...], *, sized: bool
+) -> QuantScheme:
+    """Take the scales of groups; where the configuration does not say the group's size, they do."""
+    if sized:
+        scale = layer.take("weight_scale", "scale", dtypes=dtypes, shapes=[scheme.weight.scale_shape(n, k)])
+        return with_scale_dtype(scheme, scale)
+    scale = layer.take("weight_scale", "scale", dtypes=dtypes, ndim=2)
+    if scale.shape[0] != n or scale.shape[1] < 1 or k % scale.shape[1]:
+        raise layer.error("weight_scale", f"has shape {list(scale.shape)}; it must be [{n}, {k} / group]")
+    size = k // scale.shape[1]
+    if size != scheme.weight.group_size:
+        layer.notes.append(f"the configuration does not say the group size; the scales say {size}")
+        weight = attrs.evolve(scheme.weight, group_size=size)
+        inputs = scheme.input
+        if inputs is not None and inputs.group_size is not None:
+            inputs = attrs.evolve(inputs, group_size=size)
+        scheme = attrs.evolve(scheme, weight=weight, input=inputs)
+    return with_scale_dtype(scheme, scale)
+
+
+def _nvfp4(name: str) -> Storage:
+    def check(layer: LayerTensors, scheme: QuantScheme) -> StoredLayer:
+        n, half = layer.take("weight", "weight", dtypes=("U8",), ndim=2).shape
+        k = 2 * half
+        scheme = _take_groups(layer, scheme, n, k, ("F8_E4M3",), sized=name == "NVFP4")
+        layer.take("weight_scale_2", "second_scale", dtypes=FLOAT_SCALES, shapes=scalar_shapes())
+        return _finish(layer, scheme, n, k, name)
+
+    return Storage(name, check, _DECODE + "codes")
 
 
 def _mxfp4(layer: LayerTensors, scheme: QuantScheme) -> StoredLayer:
@@ -121,7 +139,8 @@ STORAGES: dict[str, Storage] = {
         Storage("INT8", _int8, _DECODE + "codes"),
         _int4("INT4"),
         _int4("INT4_ANY_GROUP"),
-        Storage("NVFP4", _nvfp4, _DECODE + "codes"),
+        _nvfp4("NVFP4"),
+        _nvfp4("NVFP4_ANY_GROUP"),
         Storage("MXFP4", _mxfp4, _DECODE + "codes"),
         Storage("MXFP8", _mxfp8, _DECODE + "codes"),
     )

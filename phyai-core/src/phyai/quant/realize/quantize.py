@@ -17,8 +17,9 @@ from phyai.quant.scheme import TensorQuant
 if TYPE_CHECKING:
     import torch
 
-#: The smallest e4m3 scale that is used for a group of zeros, as the tools do.
+#: The e4m3 scale of a group of zeros, as compressed-tensors has it, and the smallest that e4m3 holds.
 _E4M3_OF_ZERO = 0.125
+_E4M3_SMALLEST = 2.0**-9
 
 
 @attrs.frozen(eq=False)
@@ -125,8 +126,8 @@ def stored_scale(amax: torch.Tensor, quant: TensorQuant, second: torch.Tensor | 
     scale = amax / largest
     if quant.scale_dtype == "fp8_e4m3":
         local = scale if second is None else (scale / second.to(torch.float64)).to(scale.dtype)
-        local = local.clamp(max=448.0).to(torch.float8_e4m3fn)
-        return torch.where(local.to(torch.float32) == 0, _E4M3_OF_ZERO, local.to(torch.float32)).to(local.dtype)
+        local = torch.where(amax == 0, _E4M3_OF_ZERO, local.clamp(_E4M3_SMALLEST, 448.0))
+        return local.to(torch.float8_e4m3fn)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(quant.scale_dtype, amax.dtype)
     limits = torch.finfo(dtype)
     narrow = scale.clamp(max=limits.max).to(dtype)
