@@ -10,7 +10,7 @@ from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_reference.numerics import attribute, give, wide
-from phyai_backend_reference.reference.masks import padded, segment, segmented
+from phyai_backend_reference.reference.masks import both, padded, segment, segmented
 
 
 def attend(
@@ -51,13 +51,14 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         out: torch.Tensor | None = None,
         state: object = None,
     ) -> torch.Tensor:
+        keep: torch.Tensor | None
         if ragged:
+            assert cu_seqlens_q is not None
+            assert cu_seqlens_k is not None
             query, key = segment(cu_seqlens_q, len(q)), segment(cu_seqlens_k, len(k))
             keep = segmented(query, key, cu_seqlens_q.diff(), cu_seqlens_k.diff(), causal, window)
         else:
-            keep = padded(q.shape[1], k.shape[1], causal, window, q.device)
-            if mask is not None:
-                keep = mask if keep is None else mask & keep
+            keep = both(mask, padded(q.shape[1], k.shape[1], causal, window, q.device))
         o = attend(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), keep, scale, soft_cap)
         return give(o.transpose(-3, -2), q.dtype, out)
 

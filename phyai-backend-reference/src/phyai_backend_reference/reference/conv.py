@@ -35,12 +35,13 @@ def convolve(
     x = x.unflatten(1, (groups, -1))
     weight = weight.unflatten(0, (groups, -1))
     y = x.new_zeros(x.shape[0], groups, weight.shape[1], *sizes)
+    every = (slice(None),) * 3
     for offsets in itertools.product(*map(range, kernel)):
-        window = tuple(
+        window = [
             slice(i * d, i * d + s * (n - 1) + 1, s)
             for i, d, s, n in zip(offsets, dilation, stride, sizes, strict=True)
-        )
-        y += torch.einsum("bgc...,goc->bgo...", x[(..., *window)], weight[(..., *offsets)])
+        ]
+        y += torch.einsum("bgc...,goc->bgo...", x[(*every, *window)], weight[(*every, *offsets)])
     return y.flatten(1, 2)
 
 

@@ -23,6 +23,13 @@ def padded(queries: int, keys: int, causal: bool, window: int | None, device: to
     return visible(position - torch.arange(keys, device=device), causal, window)
 
 
+def both(mask: torch.Tensor | None, keep: torch.Tensor | None) -> torch.Tensor | None:
+    """What both masks keep; None keeps all."""
+    if mask is None or keep is None:
+        return keep if mask is None else mask
+    return mask & keep
+
+
 def segment(boundaries: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """For every row: which segment ``boundaries[s]:boundaries[s + 1]`` it is in, and its index in it.
 

@@ -22,10 +22,11 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         state: object = None,
     ) -> torch.Tensor:
         x32, *condition = wide(x, scale, shift, gate)
-        s32, t32, g32 = (None if c is None else c.reshape(-1, 1, c.shape[-1]) for c in condition)
-        y = by_group(x32, len(s32)) * (1 + s32)
-        y = y if t32 is None else y + t32
-        y = y if g32 is None else y * g32
+        factor, offset, gain = (None if c is None else c.reshape(-1, 1, c.shape[-1]) for c in condition)
+        assert factor is not None
+        y = by_group(x32, len(factor)) * (1 + factor)
+        y = y if offset is None else y + offset
+        y = y if gain is None else y * gain
         return give(y.reshape(x.shape), x.dtype, out)
 
     return Prepared(run)

@@ -18,7 +18,7 @@ TOP: Mapping[str, float] = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     name = attribute(facts, "format", "fp8_e4m3")
     granularity = attribute(facts, "granularity", "token")
-    group_size = attribute(facts, "group_size", None)
+    group_size = attribute(facts, "group_size", 1)
     top = TOP[name]
 
     def dynamic(x: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ def prepare_rms_norm(
 ) -> Prepared:
     weight = weights.get("weight")
     eps, offset = attribute(facts, "eps", 1e-6), attribute(facts, "offset", 0)
-    factor = weight if weight is None or not offset else offset + weight
+    factor = offset + weight if offset and weight is not None else weight
     copy = in_place(weights)
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
@@ -26,7 +26,7 @@ def prepare_rms_norm(
 
     def refresh(new: Mapping[str, Any]) -> None:
         copy(new)
-        if factor is not weight and factor is not None:
+        if factor is not None and weight is not None and factor is not weight:
             factor.copy_(offset + weight)
 
     return Prepared(run, refresh=refresh)

@@ -12,7 +12,7 @@ import torch
 from phyai.facts import Facts
 
 from phyai_backend_reference.numerics import attribute
-from phyai_backend_reference.reference.masks import padded
+from phyai_backend_reference.reference.masks import both, padded
 
 aten = torch.ops.aten
 
@@ -78,11 +78,9 @@ def attention(backend: Backend, facts: Facts) -> Callable[..., torch.Tensor]:
             return torch.zeros_like(q)
         queries, keys = q.shape[1], k.shape[1]
         aligned = causal and window is None and mask is None and queries == keys
-        keep = None if aligned else padded(queries, keys, causal, window, q.device)
-        if mask is not None:
-            keep = mask if keep is None else mask & keep
-        if keep is not None:
-            keep = keep if keep.dim() == 2 else keep[:, None]
+        keep = both(mask, None if aligned else padded(queries, keys, causal, window, q.device))
+        if keep is not None and keep.dim() == 3:
+            keep = keep[:, None]  # the same for every head
         q, k, v = (_rows(t).transpose(1, 2) for t in (q, k, v))
         bias = None if keep is None else bias_of(keep.expand(q.shape[0], 1, queries, keys), q.dtype)
         return backend(q, k, v, bias, aligned, scale).transpose(1, 2)
