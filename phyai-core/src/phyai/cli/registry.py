@@ -17,6 +17,7 @@ BUILT_IN: tuple[Command, ...] = (
     Command("backends", "list plug-ins, and what is wrong with those that do not work", "phyai.cli.backends"),
     Command("ops", "list the ops, or describe one", "phyai.cli.ops"),
     Command("kernels", "list the kernels, or describe one", "phyai.cli.kernels"),
+    Command("conformance", "test whether kernels do what they declare", "phyai.cli.conformance"),
     Command("inspect", "show what a checkpoint's quantization is, or why it is refused", "phyai.quant.inspect_command"),
 )
 

@@ -1,0 +1,72 @@
+"""Whether a kernel's numbers are right: against float64, under the op's tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from phyai.op import DEFAULT_TOLERANCE, Op, Tolerance
+
+if TYPE_CHECKING:
+    import torch
+
+#: One code to either side, in few places: where a value lies between two codes, both are right.
+CODES: Mapping[str, Tolerance] = {
+    "int8": Tolerance(0.0, 1.0, 2e-2),
+    "uint8": Tolerance(0.0, 1.0, 2e-2),
+    "fp8_e4m3": Tolerance(0.125, 2.0**-9, 2e-2),
+    "fp8_e5m2": Tolerance(0.25, 2.0**-16, 4e-2),
+}
+_EXACT = Tolerance(0.0, 0.0, 0.0)
+
+
+def tolerance_of(op: Op, name: str, dtypes: Mapping[str, str], *, quantized_input: bool = False) -> Tolerance:
+    """What the result ``name`` is held to.
+
+    A result in fp64 is held to fp64's tolerance only where every float of the call is fp64. Where inputs are quantized
+    on the way, a value may fall to either of two codes, which is as much as bf16's rounding.
+    """
+    dtype = dtypes[name]
+    own = op.tolerance.get(dtype) or CODES.get(dtype)
+    if own is None:
+        return _EXACT  # indices, flags
+    others = [d for d in dtypes.values() if d in DEFAULT_TOLERANCE]
+    if dtype == "fp64" and any(d != "fp64" for d in others):
+        own = _wider(own, op.tolerance.get("fp32", DEFAULT_TOLERANCE["fp32"]))
+    if quantized_input:
+        own = _wider(own, op.tolerance.get("bf16", DEFAULT_TOLERANCE["bf16"]))
+    return own
+
+
+def _wider(one: Tolerance, other: Tolerance) -> Tolerance:
+    return Tolerance(
+        max(one.rtol, other.rtol), max(one.atol, other.atol), max(one.relative_norm, other.relative_norm)
+    )
+
+
+def mismatch(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: Tolerance) -> str | None:
+    """None when ``got`` is right; else where it is not, by how much, and what was allowed."""
+    import torch
+
+    if tuple(got.shape) != tuple(want.shape):
+        return f"{name} has shape {tuple(got.shape)}; it must be {tuple(want.shape)}"
+    if not got.numel():
+        return None
+    g, w = got.to(torch.float64), want.to(torch.float64)
+    difference = (g - w).abs()
+    difference = torch.where((g == w) | (g.isnan() & w.isnan()), 0.0, difference)
+    wrong = ~(difference <= tolerance.atol + tolerance.rtol * w.abs())
+    if bool(wrong.any()):
+        index = tuple(int(i) for i in wrong.nonzero()[int(difference[wrong].nan_to_num(nan=torch.inf).argmax())])
+        return (
+            f"{name}{list(index)} is {g[index].item():.7g}, the reference says {w[index].item():.7g} "
+            f"({int(wrong.sum())} of {got.numel()} elements are outside rtol={tolerance.rtol:g}, "
+            f"atol={tolerance.atol:g})"
+        )
+    norm, size = difference.norm().item(), w.norm().item()
+    if norm > tolerance.relative_norm * size + tolerance.atol:
+        return (
+            f"{name} is off by {norm / size if size else norm:.3g} in the relative Frobenius norm; "
+            f"{tolerance.relative_norm:g} is allowed"
+        )
+    return None

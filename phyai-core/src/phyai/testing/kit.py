@@ -1,0 +1,197 @@
+"""Running the checks: corners first, then what hypothesis draws, until the time is up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from phyai.errors import PhyAIError
+from phyai.testing.case import Case
+from phyai.testing.checks import CHECKS, VALUES_CHECK, Check
+from phyai.testing.draw import canonical, corners, drawn
+from phyai.testing.report import CheckReport, Outcome, SubjectReport, reproduction
+from phyai.testing.shrink import shrink
+from phyai.testing.subject import Finding, NotApplicable, Subject
+
+#: Calls that hypothesis draws for one kernel, at most.
+CALLS = 100
+#: How long a failing call is made smaller, at most.
+SHRINK_SECONDS = 10.0
+
+
+@attrs.define(eq=False)
+class _Tally:
+    """How one check of one kernel is faring."""
+
+    check: Check
+    calls: int = 0
+    reasons: dict[str, None] = attrs.field(factory=dict)
+    failure: tuple[Case, str] | None = None
+
+
+def examine(
+    subject: Subject,
+    *,
+    seconds: float,
+    seed: int = 0,
+    calls: int = CALLS,
+    checks: Sequence[Check] = CHECKS,
+    backend: str | None = None,
+) -> SubjectReport:
+    """Every check of one kernel, in about ``seconds``: each is made at least once, whatever it takes.
+
+    Raises:
+        DeclarationError: nothing says what the kernel's op is.
+        ModuleNotFoundError: hypothesis or torch is not installed.
+    """
+    deadline = time.monotonic() + seconds
+    name = backend or subject.kernel.backend
+    if not subject.space.reachable:
+        return SubjectReport(subject.kernel.id, "kernel", reason=_elsewhere(subject))
+    base = canonical(subject)
+    if base is None:
+        why = "no call inside its capability was found, so nothing was exercised: is there one at all?"
+        return SubjectReport(
+            subject.kernel.id, "kernel", (CheckReport("exercised", Outcome.FAILED, reason=why),), reason=why
+        )
+    tallies = [_Tally(check) for check in checks if check.unavailable(subject) is None]
+    values = [tally for tally in tallies if tally.check is VALUES_CHECK]
+    _try(subject, [base], tallies, None)
+    _try(subject, corners(subject), values or tallies, _until(deadline, 0.6, seconds))
+    _draw(subject, tallies, deadline, seed, calls)
+    _insist(subject, tallies)
+    reports = [_report(subject, tally, name) for tally in tallies]
+    skipped = [
+        CheckReport(check.name, Outcome.SKIPPED, reason=reason)
+        for check in checks
+        if (reason := check.unavailable(subject)) is not None
+    ]
+    return SubjectReport(subject.kernel.id, "kernel", (*reports, *skipped))
+
+
+def examine_call(
+    subject: Subject, case: Case, checks: Sequence[Check] = CHECKS, backend: str | None = None
+) -> SubjectReport:
+    """Every check of one kernel with one call.
+
+    Raises:
+        PhyAIError: the kernel does not claim the call; the message says why.
+    """
+    facts = subject.space.facts(case)
+    if facts is None or not subject.kernel.when.holds(facts):
+        why = "its arguments do not agree" if facts is None else subject.kernel.when.why_not(facts)
+        raise PhyAIError(f"{subject.kernel.id} does not claim this call: {why}")
+    tallies = [_Tally(check) for check in checks if check.unavailable(subject) is None]
+    _try(subject, [case], tallies, None)
+    name = backend or subject.kernel.backend
+    reports = tuple(_report(subject, tally, name, smaller=False) for tally in tallies)
+    return SubjectReport(subject.kernel.id, "kernel", reports)
+
+
+def _until(deadline: float, share: float, seconds: float) -> float:
+    """The time at which this share of the time is used up."""
+    return deadline - (1 - share) * seconds
+
+
+def _try(subject: Subject, cases: Iterable[Case], tallies: Sequence[_Tally], deadline: float | None) -> None:
+    for case in cases:
+        for tally in tallies:
+            if tally.failure is None:
+                _one(subject, case, tally)
+        if deadline is not None and time.monotonic() >= deadline:
+            return
+
+
+def _one(subject: Subject, case: Case, tally: _Tally) -> None:
+    try:
+        tally.check.run(subject, case)
+    except NotApplicable as why:
+        tally.reasons.setdefault(str(why))
+    except Exception as error:
+        tally.calls += 1
+        tally.failure = (case, _words(error))
+    else:
+        tally.calls += 1
+
+
+def _draw(subject: Subject, tallies: Sequence[_Tally], deadline: float, seed: int, calls: int) -> None:
+    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import seed as seeded
+
+    if time.monotonic() >= deadline or not calls:
+        return
+
+    @seeded(seed)
+    @settings(
+        max_examples=calls,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(drawn(subject))
+    def run(case: Case) -> None:
+        if time.monotonic() < deadline:
+            _try(subject, [case], tallies, None)
+
+    run()
+
+
+def _insist(subject: Subject, tallies: Sequence[_Tally]) -> None:
+    """Look among the corners for a call that a check says something about, where none has come up."""
+    for tally in tallies:
+        if tally.calls or tally.failure is not None:
+            continue
+        for case in corners(subject):
+            _one(subject, case, tally)
+            if tally.calls:
+                break
+
+
+def _report(subject: Subject, tally: _Tally, backend: str, *, smaller: bool = True) -> CheckReport:
+    if tally.failure is None:
+        if tally.calls:
+            return CheckReport(tally.check.name, Outcome.PASSED, tally.calls)
+        return CheckReport(tally.check.name, Outcome.SKIPPED, reason="; ".join(tally.reasons) or "no call")
+    case, words = tally.failure
+    if smaller:
+        case, words = _smallest(subject, tally.check, case, words)
+    call = case.to_json(subject.op)
+    line = reproduction(backend, subject.kernel.id, tally.check.name, call, subject.device)
+    return CheckReport(tally.check.name, Outcome.FAILED, tally.calls, words, call, line)
+
+
+def _smallest(subject: Subject, check: Check, case: Case, words: str) -> tuple[Case, str]:
+    last = [words]
+
+    def fails(candidate: Case) -> bool:
+        try:
+            check.run(subject, candidate)
+        except NotApplicable:
+            return False
+        except Exception as error:
+            last[0] = _words(error)
+            return True
+        return False
+
+    small = shrink(case, fails, subject.space, SHRINK_SECONDS)
+    return small, last[0]
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, Finding):
+        return str(error)
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _elsewhere(subject: Subject) -> str:
+    """What this machine lacks."""
+    facts = subject.space.fixed
+    about = ("device.", "lib.")
+    asked = [literal for literal in subject.kernel.when.literals() if literal.fact.startswith(about)]
+    reasons = [reason for literal in asked for reason in literal.reasons(facts)]
+    return "not on this machine: " + ("; ".join(dict.fromkeys(reasons)) or "its capability holds for no call")
