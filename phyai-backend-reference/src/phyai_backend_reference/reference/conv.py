@@ -41,7 +41,8 @@ def convolve(
             slice(i * d, i * d + s * (n - 1) + 1, s)
             for i, d, s, n in zip(offsets, dilation, stride, sizes, strict=True)
         ]
-        y += torch.einsum("bgc...,goc->bgo...", x[(*every, *window)], weight[(*every, *offsets)])
+        element: tuple[slice | int, ...] = (*every, *offsets)
+        y += torch.einsum("bgc...,goc->bgo...", x[(*every, *window)], weight[element])
     return y.flatten(1, 2)
 
 
