@@ -54,10 +54,11 @@ def test_the_demonstration_compares_two_policies(tmp_path, capsys, monkeypatch):
     assert torch.tensor(first).shape == (50, 7)
     worst = (torch.tensor(first) - torch.tensor(second)).abs().max()
     assert float(worst) == pytest.approx(answer["largest_difference"])
-    assert worst < 1e-3
-    kernels = [{row["kernel"] for row in rows} for rows in answer["decisions"].values()]
-    assert {k.split(".")[0] for k in kernels[1]} == {"reference", "decomposed"}
-    assert kernels[0] != kernels[1]
+    assert 0 < worst < 0.2  # int8 weights against float32
+    default, other = answer["decisions"].values()
+    assert {row["kernel"].split(".")[0] for row in other if row["role"] == "vision"} == {"reference"}
+    assert "reference.gemm.weight_only" in {row["kernel"] for row in other if row["role"] == "expert"}
+    assert "reference.gemm.weight_only" not in {row["kernel"] for row in default}
     with Image.open(answer["picture"]) as picture:
         assert picture.format == "PNG"
         assert min(picture.size) > 300

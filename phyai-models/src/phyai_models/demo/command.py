@@ -33,7 +33,9 @@ SEED = 0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", default=str(CHECKPOINT), metavar="DIR", help=f"default: {CHECKPOINT}")
-    parser.add_argument("--policy", metavar="FILE", help="the second policy (default: reference kernels only)")
+    parser.add_argument(
+        "--policy", metavar="FILE", help="the second policy (default: int8 weights, vision by the reference)"
+    )
     parser.add_argument("--instruction", default=INSTRUCTION, metavar="TEXT", help=f"default: {INSTRUCTION}")
     parser.add_argument(
         "--out", default="demo-output", metavar="DIR", help="where chunk.png goes (default: demo-output)"
@@ -49,13 +51,13 @@ def main(args: argparse.Namespace, context: Context) -> int:
     photographs = _photographs()
     from phyai.policy import default_policy, parse_policy
 
-    reference = resources.files("phyai_models.demo").joinpath("policies/reference.yaml").read_bytes()
+    shipped = resources.files("phyai_models.demo").joinpath("policies/second.yaml").read_bytes()
     second = (
         context.policy(args.policy)
         if args.policy
-        else parse_policy(reference, file="reference.yaml", catalog=context.catalog).policy
+        else parse_policy(shipped, file="second.yaml", catalog=context.catalog).policy
     )
-    policies = {"the shipped default policy": default_policy(), args.policy or "reference.yaml": second}
+    policies = {"the shipped default policy": default_policy(), args.policy or "second.yaml": second}
     chunks: dict[str, torch.Tensor] = {}
     tables: dict[str, list[DecisionRow]] = {}
     for name, policy in policies.items():

@@ -1,6 +1,6 @@
 """Layers: each describes its computation by holding call sites, and none knows which kernel runs there."""
 
-from phyai_models.layers.attention import PagedAttention, SelfAttention
+from phyai_models.layers.attention import KeysToCache, PagedAttention, SelfAttention
 from phyai_models.layers.base import Layer, Unused
 from phyai_models.layers.embedding import Embedding, PatchEmbedding
 from phyai_models.layers.linear import Linear, LinearParameters, Shard
@@ -18,6 +18,7 @@ __all__ = [
     "GatedMLP",
     "GatedResidual",
     "KVCache",
+    "KeysToCache",
     "Layer",
     "LayerNorm",
     "Linear",

@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 from phyai.facts import FactValue
+from phyai.quant import QuantScheme
+from phyai.quant.realize import fuse, quantize_weight
+from phyai.quant.weight import QuantizedWeight
 
 from phyai_models.layers.base import Layer
 from phyai_models.layers.scope import Scope
 from phyai_models.weights import TensorSpec, WeightSource
 
+_log = logging.getLogger("phyai.models")
+
 
 @attrs.frozen
 class Shard:
-    """Rows of a fused matrix that are a matrix of their own in the checkpoint."""
+    """Rows of a fused matrix that are a matrix of their own in the checkpoint.
 
+    ``path`` is its module path, by which a quantization rule finds it; ``source`` its name in the checkpoint.
+    """
+
+    path: str
     source: str
     rows: int
 
+    @classmethod
+    def of(cls, scope: Scope, name: str, rows: int) -> Shard:
+        """The shard called ``name`` of the layer at ``scope``."""
+        place = scope.at(name)
+        return cls(place.path, place.source, rows)
 
-@attrs.frozen
+
+@attrs.frozen(eq=False)
 class LinearWeights:
-    """What a matrix became: the tensors to bind (``weight``, ``bias``), and the ``quant.*`` facts of its form."""
+    """What a matrix became: ``weight`` is a plain tensor or a :class:`phyai.quant.weight.QuantizedWeight`."""
 
-    tensors: Mapping[str, Any]
-    facts: Mapping[str, FactValue] = attrs.field(factory=dict)
+    weight: Any
+    bias: torch.Tensor | None = None
 
     @property
-    def bound(self) -> Any:
-        """What a composite op binds for this matrix: the plain tensor, or all tensors of another form."""
-        return self.tensors["weight"] if set(self.tensors) == {"weight"} and not self.facts else self.tensors
+    def facts(self) -> Mapping[str, FactValue]:
+        """The ``quant.*`` facts of its form; none for a plain tensor."""
+        return self.weight.facts() if isinstance(self.weight, QuantizedWeight) else {}
 
     def facts_of(self, part: str) -> dict[str, FactValue]:
         """The facts as those of one part of a composite op."""
@@ -42,8 +58,8 @@ class LinearWeights:
 class LinearParameters:
     """A matrix ``[sum of rows, in_features]`` put together from shards, and its optional bias.
 
-    :meth:`load` is where a matrix takes its final form: it returns the tensors that call sites bind and the
-    facts that say what they are.
+    :meth:`load` is where a matrix takes its final form. The scope's quantization plan says which shards are
+    quantized; usually the matrix stays one, and where its shards' forms differ it becomes several.
     """
 
     def __init__(self, scope: Scope, in_features: int, shards: Sequence[Shard], *, bias: bool = False) -> None:
@@ -52,26 +68,64 @@ class LinearParameters:
         self.shards = tuple(shards)
         self.bias = bias
 
-    @property
-    def out_features(self) -> int:
-        return sum(shard.rows for shard in self.shards)
-
     def tensors(self) -> Iterator[TensorSpec]:
         for shard in self.shards:
             yield TensorSpec(f"{shard.source}.weight", (shard.rows, self.in_features))
             if self.bias:
                 yield TensorSpec(f"{shard.source}.bias", (shard.rows,))
 
-    def load(self, source: WeightSource) -> LinearWeights:
-        tensors = {"weight": self.scope.empty(self.out_features, self.in_features)}
-        if self.bias:
-            tensors["bias"] = self.scope.empty(self.out_features)
+    def load(self, source: WeightSource) -> tuple[LinearWeights, ...]:
+        """Read the matrix: one :class:`LinearWeights`, or consecutive ones that together give its rows."""
+        bias = self._stacked(source, "bias") if self.bias else None
+        schemes = [self.scope.quantization.scheme(shard.path) for shard in self.shards]
+        if not any(schemes):
+            return (LinearWeights(self._stacked(source, "weight", self.in_features), bias),)
+        quantized = {s.path: self._quantized(source, s, scheme) for s, scheme in zip(self.shards, schemes, strict=True)}
+        parts = fuse(quantized)
+        for note in dict.fromkeys(note for part in parts for note in part.notes):
+            _log.info("%s", note)
+        weights, row = [], 0
+        for part in parts:
+            rows = part.weight.shape[0]
+            weights.append(LinearWeights(part.weight, None if bias is None else bias[row : row + rows]))
+            row += rows
+        return tuple(weights)
+
+    def _stacked(self, source: WeightSource, name: str, *columns: int) -> torch.Tensor:
+        """The shards' tensors called ``name``, one below the other, each read straight into its place."""
+        stacked = self.scope.empty(sum(shard.rows for shard in self.shards), *columns)
         row = 0
         for shard in self.shards:
-            for name, tensor in tensors.items():
-                source.take(f"{shard.source}.{name}", tensor[row : row + shard.rows])
+            source.take(f"{shard.source}.{name}", stacked[row : row + shard.rows])
             row += shard.rows
-        return LinearWeights(tensors)
+        return stacked
+
+    def _quantized(self, source: WeightSource, shard: Shard, scheme: QuantScheme | None) -> Any:
+        dtype = self.scope.dtype if scheme is None else torch.float32
+        weight = self.scope.empty(shard.rows, self.in_features, dtype=dtype)
+        source.take(f"{shard.source}.weight", weight)
+        if scheme is None:
+            return weight
+        source.check_finite()  # no code stands for NaN
+        return quantize_weight(weight, scheme, method=self.scope.quantization.method or "rtn")
+
+
+class Matmul:
+    """The product with a matrix that is one call of ``gemm``, or several side by side."""
+
+    def __init__(self, scope: Scope, weights: Sequence[LinearWeights]) -> None:
+        self.sites = []
+        for part in weights:
+            bound = {"weight": part.weight} if part.bias is None else {"weight": part.weight, "bias": part.bias}
+            self.sites.append(
+                scope.bind("gemm", weights=bound, facts=part.facts, dtypes={"x": scope.dtype, "y": scope.dtype})
+            )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.sites) == 1:
+            y: torch.Tensor = self.sites[0].run(x)
+            return y
+        return torch.cat([site.run(x) for site in self.sites], dim=-1)
 
 
 class Linear(Layer):
@@ -90,19 +144,14 @@ class Linear(Layer):
         shards: Sequence[Shard] | None = None,
     ) -> None:
         self.scope = scope
-        self.parameters = LinearParameters(
-            scope, in_features, shards or (Shard(scope.source, out_features),), bias=bias
-        )
+        shards = shards or (Shard(scope.path, scope.source, out_features),)
+        self.parameters = LinearParameters(scope, in_features, shards, bias=bias)
 
     def tensors(self) -> Iterator[TensorSpec]:
         return self.parameters.tensors()
 
     def load(self, source: WeightSource) -> None:
-        weights = self.parameters.load(source)
-        self.site = self.scope.bind(
-            "gemm", weights=weights.tensors, facts=weights.facts, dtypes={"x": self.scope.dtype, "y": self.scope.dtype}
-        )
+        self.matmul = Matmul(self.scope, self.parameters.load(source))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.site.run(x)
-        return y
+        return self.matmul(x)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from phyai_models.layers.base import Layer
-from phyai_models.layers.linear import Linear, LinearParameters, Shard
+from phyai_models.layers.linear import Linear, LinearParameters, Matmul, Shard
 from phyai_models.layers.scope import Scope
 from phyai_models.weights import TensorSpec, WeightSource
 
@@ -47,25 +47,36 @@ class GatedMLP(Layer):
 
     def __init__(self, scope: Scope, width: int, hidden: int, activation: str) -> None:
         self.scope = scope
-        self.activation = activation
-        shards = [Shard(f"{scope.source}.{name}", hidden) for name in ("gate_proj", "up_proj")]
+        self.attrs = {"activation": activation}
+        shards = [Shard.of(scope, name, hidden) for name in ("gate_proj", "up_proj")]
         self.gate_up = LinearParameters(scope.at("gate_up_proj"), width, shards)
-        self.down = LinearParameters(scope.at("down_proj"), hidden, [Shard(f"{scope.source}.down_proj", width)])
+        self.down = LinearParameters(scope.at("down_proj"), hidden, [Shard.of(scope, "down_proj", width)])
 
     def tensors(self) -> Iterator[TensorSpec]:
         yield from self.gate_up.tensors()
         yield from self.down.tensors()
 
     def load(self, source: WeightSource) -> None:
-        parts = {"gate_up": self.gate_up.load(source), "down": self.down.load(source)}
-        self.site = self.scope.bind(
-            "gated_mlp",
-            weights={name: part.bound for name, part in parts.items()},
-            attrs={"activation": self.activation},
-            facts={fact: value for name, part in parts.items() for fact, value in part.facts_of(name).items()},
-            dtypes={"x": self.scope.dtype},
-        )
+        gate_up, down = self.gate_up.load(source), self.down.load(source)
+        dtypes = {"x": self.scope.dtype}
+        self.fused = None
+        if len(gate_up) == 1:
+            self.fused = self.scope.bind(
+                "gated_mlp",
+                weights={"gate_up": gate_up[0].weight, "down": down[0].weight},
+                attrs=self.attrs,
+                facts={**gate_up[0].facts_of("gate_up"), **down[0].facts_of("down")},
+                dtypes=dtypes,
+            )
+            return
+        self.gate_up_matmul = Matmul(self.gate_up.scope, gate_up)
+        dims = {"I": self.down.in_features}
+        self.act = self.scope.bind("gated_activation", attrs=self.attrs, dtypes=dtypes, dims=dims)
+        self.down_matmul = Matmul(self.down.scope, down)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.site.run(x)
-        return y
+        y: torch.Tensor
+        if self.fused is not None:
+            y = self.fused.run(x)
+            return y
+        return self.down_matmul(self.act.run(self.gate_up_matmul(x)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from phyai.facts import FactValue, canonical_dtype
+from phyai.quant import QuantPlan
 
 if TYPE_CHECKING:
     from phyai.dispatch import Dispatcher, Site
@@ -19,7 +20,8 @@ class Scope:
 
     ``path`` is the layer's module path, the fact ``layer`` of its calls. ``source`` is the prefix of its tensors'
     names in the checkpoint. ``dtype`` is that of its activations and matrices, ``norm_dtype`` that of the
-    parameters of normalizations. ``facts`` hold for every call site of the model.
+    parameters of normalizations. ``facts`` hold for every call site of the model. ``quantization`` says which
+    matrices are quantized when they are loaded.
     """
 
     dispatcher: Dispatcher
@@ -30,6 +32,7 @@ class Scope:
     norm_dtype: torch.dtype
     role: str = "head"
     facts: Mapping[str, FactValue] = attrs.field(factory=dict)
+    quantization: QuantPlan = attrs.field(factory=QuantPlan)
 
     def at(self, name: str, source: str | None = None, **changes: Any) -> Scope:
         """The scope of the part called ``name``; ``source`` is its name in the checkpoint when that differs."""

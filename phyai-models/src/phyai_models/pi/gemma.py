@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from phyai_models.layers import GatedMLP, KVCache, Layer, PagedAttention, RMSNorm, Scope, Tokens, Unused
+from phyai_models.layers import GatedMLP, KeysToCache, KVCache, Layer, PagedAttention, RMSNorm, Scope, Tokens, Unused
 from phyai_models.pi.config import GemmaConfig
 
 
@@ -50,17 +50,17 @@ class GemmaKeys(Layer):
     def __init__(self, scope: Scope, config: GemmaConfig, cos_sin: torch.Tensor, *, first: bool) -> None:
         full = GemmaLayer(scope, config, cos_sin, first=first)
         self.input_layernorm = full.input_layernorm
-        self.self_attn = PagedAttention(
-            scope.at("self_attn"), config.width, config.num_heads, config.num_kv_heads, config.head_dim, cos_sin,
-            keys_only=True,
-        )  # fmt: skip
-        self.unused = Unused([*full.post_attention_layernorm.tensors(), *full.mlp.tensors()])
+        self.self_attn = KeysToCache(
+            scope.at("self_attn"), config.width, 0, config.num_kv_heads, config.head_dim, cos_sin
+        )
+        used = {spec.name for layer in (self.input_layernorm, self.self_attn) for spec in layer.tensors()}
+        self.unused = Unused(spec for spec in full.tensors() if spec.name not in used)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, tokens: Tokens, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
         normed = self.input_layernorm(x) if residual is None else self.input_layernorm(x, residual)
-        self.self_attn.write_keys(normed, tokens, keys, values)
+        self.self_attn(normed, tokens, keys, values)
 
 
 class GemmaPrefix(Layer):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from phyai.dispatch import Dispatcher
-from phyai.facts import FactValue
+from phyai.quant import plan_from_policy
 
 from phyai_models.layers import Scope
 from phyai_models.pi.config import PiConfig
@@ -40,14 +40,15 @@ def load_model(
     device: str = "cpu",
     params_dtype: str | None = None,
     savings: Savings | None = None,
-    facts: dict[str, FactValue] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> PiModel:
     """Build the model that ``config`` describes and load its weights, one layer at a time.
 
-    ``facts`` are added to those of every call site; ``progress`` gets the bytes of each tensor read.
+    The ``quantization`` section of the dispatcher's policy is applied to each layer as it is loaded. ``progress``
+    gets the bytes of each tensor read.
 
     Raises:
+        QuantPolicyError: the quantization section is refused.
         CheckpointError: the tensors do not fit the model (all misfits are listed), or are not finite.
     """
     precision = Precision.of(config, params_dtype)
@@ -58,7 +59,8 @@ def load_model(
         source="",
         dtype=precision.towers,
         norm_dtype=precision.norms,
-        facts={"model.family": config.family, **(facts or {})},
+        facts={"model.family": config.family},
+        quantization=plan_from_policy(dispatcher.policy.quantization),
     )
     model = model_class(config.family)(scope, config, precision, savings or Savings())
     source = WeightSource(checkpoint, prefixes=("", "model."), stand_ins=STAND_INS, ignored=IGNORED, progress=progress)
