@@ -10,10 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from phyai.quant.checkpoint import Checkpoint
 from phyai.quant.importers import BUILTIN, FoundConfig, Importer, Recognized, Refuse, Refused
-from phyai.quant.importers.base import method_of
+from phyai.quant.importers.base import method_of, rule
 from phyai.quant.layers import quantized_tensors
+from phyai.quant.plan import QuantPlan
 
 #: Keys that hold a quantization configuration inside a model's.
 _KEYS = ("quantization_config", "compression_config")
@@ -51,7 +54,7 @@ def _recognize_one(found: FoundConfig, checkpoint: Checkpoint, importers: tuple[
         except Refuse as refuse:
             return Refused(refuse.reason, refuse.instead, method_of(found.body) or importer.name, found.source)
         if outcome is not None:
-            return outcome
+            return attrs.evolve(outcome, plan=_scoped(outcome.plan, found))
     method = found.body.get("quant_method")
     names = ", ".join(i.name for i in importers if i.name != "known-unsupported")
     if method is None:
@@ -59,6 +62,20 @@ def _recognize_one(found: FoundConfig, checkpoint: Checkpoint, importers: tuple[
     else:
         reason = f"unknown quantization method {method!r}"
     return Refused(reason, f"one of {names}, or the original weights", str(method) if method else None, found.source)
+
+
+#: Words in module names, by the part of a model that a sub-configuration describes.
+_WORDS = {"vision": ("vision", "visual", "multi_modal_projector", "mm_projector"), "audio": ("audio", "speech")}
+
+
+def _scoped(plan: QuantPlan, found: FoundConfig) -> QuantPlan:
+    """A configuration that sits in ``text_config`` does not reach the parts that its siblings describe."""
+    if len(found.path) < 2:
+        return plan
+    siblings = [k.removesuffix("_config") for k in found.model if k.endswith("_config") and k != found.path[-2]]
+    words = [word for part in siblings for word in _WORDS.get(part, ())]
+    outside = [rule("glob", f"*{word}*", None, id=f"outside {found.path[-2]}") for word in words]
+    return attrs.evolve(plan, rules=(*outside, *plan.rules))
 
 
 def _without_config(checkpoint: Checkpoint) -> Refused | None:
@@ -133,6 +150,7 @@ def _in_file(name: str, body: Mapping[str, Any]) -> Iterator[FoundConfig]:
 def _nested(
     name: str, body: Mapping[str, Any], path: tuple[str, ...], model: Mapping[str, Any]
 ) -> Iterator[FoundConfig]:
+    """Configurations in ``body`` and below; ``model`` is the object that holds ``body``."""
     for key in _KEYS:
         value = body.get(key)
         if isinstance(value, Mapping) and value:

@@ -20,7 +20,8 @@ from phyai.quant.storage import Storage
 class FoundConfig:
     """A quantization configuration that was found: its body, its file, and the keys that lead to it.
 
-    ``model`` is the object that holds it (the model's own configuration), ``{}`` where it stands alone.
+    ``model`` is the object that it sits in, or that object's parent when it sits in a sub-configuration;
+    ``{}`` where it stands alone.
     """
 
     body: Mapping[str, Any]

@@ -1,0 +1,44 @@
+"""Every checkpoint in ``data/quant``: which layers are quantized, and the numbers that they stand for."""
+
+import pytest
+from phyai.quant.checkpoint import Checkpoint
+from phyai.quant.importers import Recognized
+from phyai.quant.layers import stored_layers
+from phyai.quant.realize import dequantize, read_tensor, realize
+from phyai.quant.recognition import recognize
+from quant_cases import CHECKPOINTS, meta
+
+torch = pytest.importorskip("torch")
+
+
+def tensors(path):
+    return {name: read_tensor(info) for name, info in Checkpoint.open(path).tensors.items()}
+
+
+def test_all_checkpoints_are_there():
+    assert len(CHECKPOINTS) == 22
+
+
+@pytest.mark.parametrize("folder", CHECKPOINTS, ids=lambda p: p.name)
+def test_layers_are_quantized_as_written(folder):
+    checkpoint = Checkpoint.open(folder)
+    recognized = recognize(checkpoint)
+    assert isinstance(recognized, Recognized)
+    layers = stored_layers(checkpoint, recognized)
+    assert [layer.problem for layer in layers.values() if layer.problem] == []
+    said = meta(folder)
+    assert {n for n, layer in layers.items() if layer.scheme} == set(said["quantized_modules"])
+    assert {n for n, layer in layers.items() if not layer.scheme} == set(said["unquantized_linears"])
+
+
+@pytest.mark.parametrize("folder", CHECKPOINTS, ids=lambda p: p.name)
+def test_weights_equal_the_librarys(folder):
+    checkpoint = Checkpoint.open(folder)
+    recognized = recognize(checkpoint)
+    layers = stored_layers(checkpoint, recognized)
+    expected = tensors(folder / "expected.safetensors")
+    for name in meta(folder)["quantized_modules"]:
+        weight = dequantize(realize(layers[name], recognized).weight)
+        rows = expected.get(f"{name}.rows")
+        got = weight if rows is None else weight[rows.long()]
+        assert torch.equal(got, expected[f"{name}.weight"]), name
