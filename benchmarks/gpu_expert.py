@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from phyai_backend_cuda.expert import SHARED_BYTES, Expert, LayerWeights, attention_order, modulation_tables, qkv_order
-from phyai_backend_cuda.launch import load
+from phyai_backend_cuda.expert import Expert, LayerWeights, attention_order, modulation_tables, qkv_order
 from phyai_backend_cuda.packing import unpack_tiles
 
 #: What each of the kernel's marks ends, in order, per layer (``-DTRACE=n``).
@@ -23,6 +22,8 @@ MARKS = (
     "C wait", "C product", "C write parts", "C reduce", "D wait", "D product", "D write",
     "E wait", "E product", "E write parts", "E reduce",
 )  # fmt: skip
+#: Queries, layers, steps, prefix: one tile of keys to more than a round of them, the new keys in one tile or in two.
+CASES = ((50, 1, 1, 968), (50, 2, 2, 600), (10, 2, 2, 590), (50, 2, 2, 20), (50, 2, 1, 998), (50, 18, 10, 968))
 D, H, HD, FF, AD, EPS = 1024, 8, 256, 4096, 32, 1e-6
 
 
@@ -93,7 +94,7 @@ class Model:
         tables = modulation_tables(self.layers, self.attention, self.mlp, self.final, self.out_w, self.out_b)
         expert = Expert(
             self.layers, tables, in_weight=self.in_w, in_bias=self.in_b, out_weight=self.out_w, dt=self.dt,
-            cos_sin=self.cos_sin, queries=self.m, capacity=1024, eps=EPS, defines=defines,
+            cos_sin=self.cos_sin, queries=self.m, capacity=1088, eps=EPS, defines=defines,
         )  # fmt: skip
         expert.tensors["lengths"].copy_(torch.tensor([self.prefix, self.prefix]))
         expert.bind_cache(self.keys, self.values)
@@ -246,10 +247,7 @@ def main() -> None:
 
     with torch.no_grad():
         if arguments.check:
-            for size in (1, 2, 4, 8):
-                kernel = load("expert.cu", "expert", {"MQ": 50}, arch="sm_90a", shared_bytes=SHARED_BYTES)
-                record("max_clusters", [size, kernel.max_clusters(size, 160)])
-            for case in ((50, 1, 1, 968), (50, 2, 2, 600), (10, 2, 2, 590), (50, 18, 10, 968)):
+            for case in CASES:
                 record("checks", check(*case, {}))
         torch.manual_seed(0)
         model = Model(50, 18, 10, 968)

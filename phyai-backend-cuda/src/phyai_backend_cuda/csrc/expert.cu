@@ -12,14 +12,11 @@
 // x stays in registers, in fp32: block 16r + c owns columns 64c + 8r .. + 8 of every row. What others read of it is
 // bf16(x · (1 + scale)); its norm 1/rms(x) multiplies the product afterwards, and shift·W is a table, so
 // norm(x)(1 + scale) + shift costs no pass of its own. Every reduction has a fixed order: results are reproducible.
-// Blocks exchange through L2: how many clusters of 8 fit differs from one chip to the next. Small clusters share loads.
+// Blocks exchange through L2: how many clusters fit differs from one chip to the next.
 #include "hopper.cuh"
 
 #ifndef MQ
 #define MQ 50
-#endif
-#ifndef CLUSTER
-#define CLUSTER 1  // neighbouring blocks that fetch activations once for all of them: 1, 2 or 4, as many as fit
 #endif
 #ifndef TRACE
 #define TRACE 0  // record the clock at every mark of the first TRACE marks of each block
@@ -95,7 +92,7 @@ struct Producer {
 __device__ void produce(const Params& p, Ring ring, int block) {
     Producer out{ring};
     const int octets = block < 64 ? 3 : 2;
-    const int prefix = p.lengths[0], tiles = (prefix + MQ + 63) / 64;
+    const int old_tiles = p.lengths[0] / 64;  // without keys of this step, which the consumers fetch
     const size_t L_QKV = size_t(OCTETS) * 16 * 1024, L_O = size_t(G) * 4 * TILE, L_GU = size_t(G) * 16 * TILE,
                  L_D = size_t(G) * 8 * TILE, L_KV = size_t(p.kv_tiles) * 4 * TILE;
     for (int step = 0; step < p.steps; ++step)
@@ -104,13 +101,8 @@ __device__ void produce(const Params& p, Ring ring, int block) {
             const char* gu = p.wgu + layer * L_GU + size_t(block) * 16 * TILE;
             const char* down = p.wd + layer * L_D + size_t(block) * 8 * TILE;
             for (int i = 0; i < 8; ++i) out.push(qkv + i * octets * 2048, octets * 2048);
-            for (int tile = block % SPLITS; tile < tiles; tile += SPLITS) {
-                if ((tile + 1) * 64 > prefix) {  // holds keys of this step: not before stage A is over
-                    spin_until(p.counters + QKV, (step * p.layers + layer + 1) * G);
-                    fence_async();
-                }
-                const char* k = p.kbuf + layer * L_KV + size_t(tile) * 4 * TILE;
-                for (int i = 0; i < 4; ++i) out.push(k + ((i + block % SPLITS / 4) & 3) * TILE, TILE);
+            for (int tile = block % SPLITS; tile < old_tiles; tile += SPLITS) {
+                out.push_tiles(p.kbuf + layer * L_KV + size_t(tile) * 4 * TILE, 4);
                 out.push_tiles(p.vbuf + layer * L_KV + size_t(tile) * 4 * TILE, 4);
             }
             out.push_tiles(p.wo + layer * L_O + size_t(block) * 4 * TILE, 4);
@@ -123,9 +115,8 @@ __device__ void produce(const Params& p, Ring ring, int block) {
 struct Consumer {
     const Params& p;
     Ring ring;
-    u32 region, abar, norm_bar;
-    float* norms;
-    u32 aphase = 0, norm_phase = 0, uses = 0;  // uses: how often x has been published
+    u32 region;
+    u32 uses = 0;  // how often x has been published
     int block, rank, cluster, tid, warp, lane, g, q;
     float x[4];  // row tid / 2, columns 64·cluster + 8·rank + 4·(tid % 2) ..
 
@@ -152,78 +143,74 @@ struct Consumer {
         sync();
         mark();
     }
-    // CHUNKS (a power of two) chunks of an activation, once `counter` says that it is there and that no block of the
-    // cluster reads what was in their place. The first chunk differs between clusters that read the same, so that they
-    // do not all ask the same slices of L2 at once; the weights are packed in the same order. Warp 0 alone does this;
-    // the others wait for the data.
+    // CHUNKS (a power of two) chunks of an activation, once `counter` says that it is there, in groups of four. The
+    // first chunk differs between the blocks that read the same, so that they do not all ask the same slices of L2 at
+    // once; the weights are packed in the same order. Ordinary asynchronous copies: for data that all blocks read
+    // they are faster than the bulk engine, which is busy with weights.
     template <int CHUNKS> __device__ void load_a(int counter, u32 target, const char* src, int first) {
-        if (warp) return;
-        if (lane == 0) spin_until(p.counters + counter, target);
-        __syncwarp();
-        if (lane < CHUNKS) {
-            const u32 bar = abar + lane * 8, to = region + lane * CHUNK;
-            const char* from = src + ((lane + first) & (CHUNKS - 1)) * CHUNK;
-            fence_async();
-            mbar_expect(bar, MQ * 128);
-#if CLUSTER > 1
-            if (lane % CLUSTER == block % CLUSTER) bulk_load_multicast(to, from, MQ * 128, bar, (1 << CLUSTER) - 1);
-#else
-            bulk_load(to, from, MQ * 128, bar);
-#endif
+        wait(counter, target);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c += 4) {
+            for (int u = tid; u < 4 * MQ * 8; u += 128) {
+                const int chunk = c + u / (MQ * 8), unit = u % (MQ * 8);
+                copy16(region + chunk * CHUNK + unit * 16, src + ((chunk + first) & (CHUNKS - 1)) * CHUNK + unit * 16);
+            }
+            copy_commit();
         }
-        __syncwarp();
-        mark();
     }
-    // All of x; then the rows' norms, 1 / rms.
-    __device__ void load_x(int counter, u32 times, const char* src) {
-        if (warp) return;
+    __device__ void load_tile(u32 to, const char* src) {  // 64 keys × 256
+#pragma unroll
+        for (int i = 0; i < 4 * TILE / 16 / 128; ++i) copy16(to + (i * 128 + tid) * 16, src + (i * 128 + tid) * 16);
+    }
+    // All but the last PENDING groups of this block's copies are there for wgmma to read.
+    template <int PENDING> __device__ void copied() {
+        copy_wait<PENDING>();
+        fence_async();
+        sync();
+    }
+    // All of x; and 1 / rms of rows 16·warp + g and + 8.
+    __device__ void load_x(int counter, u32 times, const char* src, float (&r)[2]) {
         load_a<16>(counter, times * G, src, block / 4);
-        u64* sums = p.ssq + (uses - 1) % 4 * (ROWS * 16);
-        for (int row = lane; row < MQ; row += 32) {
-            const float sum = static_cast<float>(load_relaxed(sums + row * 16)) * (1.0f / SQUARES);
-            norms[row] = rsqrtf(sum * (1.0f / D) + p.eps);
-            if (block == 0) p.ssq[(uses + 1) % 4 * (ROWS * 16) + row * 16] = 0;  // of two publications ago
-        }
-        __syncwarp();
-        if (lane == 0) mbar_arrive(norm_bar);
+        const int row = warp * 16 + g;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) r[h] = norm_of(min(row + h * 8, MQ - 1));
+        if (block == 0 && tid < MQ) p.ssq[((uses + 1) % 4 * ROWS + tid) * 16] = 0;  // of two publications ago
     }
-    // 1 / rms of rows 16·warp + g and + 8.
-    __device__ void wait_norms(float (&r)[2]) {
-        mbar_wait(norm_bar, norm_phase);
-        norm_phase ^= 1;
-        r[0] = norms[warp * 16 + g];
-        r[1] = norms[warp * 16 + g + 8];
-    }
-    __device__ void wait_a(int i) {
-        mbar_wait(abar + i * 8, (aphase >> i) & 1);
-        aphase ^= 1u << i;
+    __device__ float norm_of(int row) const {
+        const float sum = static_cast<float>(load_relaxed(p.ssq + ((uses - 1) % 4 * ROWS + row) * 16));
+        return rsqrtf(sum * (1.0f / SQUARES / D) + p.eps);
     }
     __device__ void release(int back) {  // the slot used `back` items ago
         if (lane == 0) mbar_arrive(ring.empty + ((ring.slot + SLOTS - back) % SLOTS) * 8);
     }
 
-    // acc = A[64, 64·chunks] · W[8·N8, 64·chunks]ᵀ, PER chunks to a ring slot.
-    template <int N8, int PER> __device__ void gemm(float (&acc)[N8 * 4], int chunks) {
+    // acc = A[64, 64·CHUNKS] · W[8·N8, 64·CHUNKS]ᵀ, PER chunks to a ring slot.
+    template <int N8, int PER, int CHUNKS> __device__ void gemm(float (&acc)[N8 * 4]) {
 #pragma unroll
         for (int i = 0; i < N8 * 4; ++i) acc[i] = 0.0f;
+#pragma unroll
+        for (int group = 0; group < CHUNKS / 4; ++group) {
+            if (group == CHUNKS / 4 - 1) copied<0>();
+            else if (group == CHUNKS / 4 - 2) copied<1>();
+            else if (group == CHUNKS / 4 - 3) copied<2>();
+            else copied<3>();
 #pragma unroll 1
-        for (int c = 0; c < chunks; c += PER) {
+            for (int c = group * 4; c < group * 4 + 4; c += PER) {
+                mbar_wait(ring.full_bar(), ring.phase);
+                gmma_fence();
 #pragma unroll
-            for (int j = 0; j < PER; ++j) wait_a(c + j);
-            mbar_wait(ring.full_bar(), ring.phase);
-            gmma_fence();
+                for (int j = 0; j < PER; ++j)
 #pragma unroll
-            for (int j = 0; j < PER; ++j)
-#pragma unroll
-                for (int k = 0; k < 4; ++k)
-                    gmma<N8>(acc, gmma_desc(region + (c + j) * CHUNK + k * 32),
-                             gmma_desc(ring.data() + j * N8 * 1024 + k * 32));
-            gmma_commit();
-            if (c > 0) {
-                gmma_wait<1>();
-                release(1);
+                    for (int k = 0; k < 4; ++k)
+                        gmma<N8>(acc, gmma_desc(region + (c + j) * CHUNK + k * 32),
+                                 gmma_desc(ring.data() + j * N8 * 1024 + k * 32));
+                gmma_commit();
+                if (c > 0) {
+                    gmma_wait<1>();
+                    release(1);
+                }
+                ring.next();
             }
-            ring.next();
         }
         gmma_wait<0>();
         release(1);
@@ -286,7 +273,7 @@ struct Consumer {
         }
     }
 
-    template <int N8> __device__ void stage_qkv(int step, int layer, int prefix, int pos0) {
+    template <int N8> __device__ void stage_qkv(int step, int layer, int prefix, int pos0, u32 times) {
         float acc[N8 * 4], r[2];
         float2 shift[N8], rot[N8][2];  // read ahead of the product: they are at hand when it is done
         const float* table = p.shift_qkv + (size_t(step) * p.layers + layer) * (OCTETS * 8);
@@ -300,8 +287,8 @@ struct Consumer {
                 rot[j][half] = make_float2(cs[i], cs[i + HD / 2]);
             }
         }
-        gemm<N8, 2>(acc, 16);
-        wait_norms(r);
+        load_x(X1, times, p.xs1, r);
+        gemm<N8, 2, 16>(acc);
 #pragma unroll
         for (int j = 0; j < N8; ++j) {
             const int octet = first_octet(block) + j;
@@ -332,34 +319,55 @@ struct Consumer {
         }
     }
 
-    __device__ void stage_attention(int keys, u32 use) {
-        const int head = rank, split = cluster;
-        const int tiles = (keys + 63) / 64;
+    // s = Q · Kᵀ of one chunk; o[c] += P · V of another.
+    __device__ void score(float (&s)[32], int chunk, u32 k) {
+        gmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) gmma<8>(s, gmma_desc(region + chunk * CHUNK + i * 32), gmma_desc(k + i * 32));
+        gmma_commit();
+    }
+    __device__ void weigh(float (&o)[32], const u32 (&pr)[16], u32 v) {
+        gmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            gmma_rs_mn(o, pr[4 * i], pr[4 * i + 1], pr[4 * i + 2], pr[4 * i + 3], gmma_desc(v + i * 2048));
+        gmma_commit();
+    }
+
+    __device__ void stage_attention(int layer, int prefix, u32 use) {
+        const int head = rank, split = cluster, keys = prefix + MQ;
+        const int tiles = (keys + 63) / 64, old_tiles = prefix / 64;
+        const u32 fresh = region + 4 * CHUNK;  // the tile that holds keys of this step, if it is this block's
         float o[4][32], m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int c = 0; c < 4; ++c)
 #pragma unroll
             for (int i = 0; i < 32; ++i) o[c][i] = 0.0f;
-        load_a<4>(QKV, use * G, p.qbuf + head * (4 * CHUNK), split / 4);
-        for (int c = 0; c < 4; ++c) wait_a(c);
+        load_a<4>(QKV, use * G, p.qbuf + head * (4 * CHUNK), 0);
+        for (int tile = old_tiles; tile < tiles; ++tile)
+            if (tile % SPLITS == split) {
+                const size_t at = (size_t(layer) * p.kv_tiles + tile) * (4 * TILE);
+                load_tile(fresh, p.kbuf + at);
+                load_tile(fresh + 4 * TILE, p.vbuf + at);
+                copy_commit();
+            }
+        copied<0>();
         const float scale = 1.4426950408889634f / 16.0f;  // log2(e) / sqrt(HD)
 #pragma unroll 1
         for (int tile = split; tile < tiles; tile += SPLITS) {
+            const bool old = tile < old_tiles;
             float s[32];
 #pragma unroll
             for (int i = 0; i < 32; ++i) s[i] = 0.0f;
 #pragma unroll 1
             for (int c = 0; c < 4; ++c) {
-                mbar_wait(ring.full_bar(), ring.phase);
-                gmma_fence();
-#pragma unroll
-                for (int k = 0; k < 4; ++k)
-                    gmma<8>(s, gmma_desc(region + c * CHUNK + k * 32), gmma_desc(ring.data() + k * 32));
-                gmma_commit();
-                ring.next();
+                if (old) mbar_wait(ring.full_bar(), ring.phase);
+                score(s, c, old ? ring.data() : fresh + c * TILE);
+                if (old) ring.next();
             }
             gmma_wait<0>();
-            for (int c = 4; c > 0; --c) release(c);
+            if (old)
+                for (int c = 4; c > 0; --c) release(c);
             float mx[2] = {m[0], m[1]};
 #pragma unroll
             for (int i = 0; i < 32; ++i) {
@@ -392,17 +400,13 @@ struct Consumer {
             }
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
-                mbar_wait(ring.full_bar(), ring.phase);
-                gmma_fence();
-#pragma unroll
-                for (int k = 0; k < 4; ++k)
-                    gmma_rs_mn(o[c], pr[4 * k], pr[4 * k + 1], pr[4 * k + 2], pr[4 * k + 3],
-                               gmma_desc(ring.data() + k * 2048));
-                gmma_commit();
-                ring.next();
+                if (old) mbar_wait(ring.full_bar(), ring.phase);
+                weigh(o[c], pr, old ? ring.data() : fresh + (4 + c) * TILE);
+                if (old) ring.next();
             }
             gmma_wait<0>();
-            for (int c = 4; c > 0; --c) release(c);
+            if (old)
+                for (int c = 4; c > 0; --c) release(c);
         }
         // The 16 blocks of a head meet; each combines two of the 32 16-byte units of a row. A unit holds what one
         // thread has of four column octets, 8i + 2q and + 1; Wo's columns are packed in the same order.
@@ -470,14 +474,14 @@ struct Consumer {
         arrive(HEAD_DONE + head * 32);
     }
 
-    __device__ void stage_gate_up(int step, int layer) {
+    __device__ void stage_gate_up(int step, int layer, u32 times) {
         float acc[32], r[2];
         const float* shift = p.shift_gu + (size_t(step) * p.layers + layer) * (2 * I) + block * 64;
         float2 s[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j) s[j] = *reinterpret_cast<const float2*>(shift + j * 8 + 2 * q);
-        gemm<8, 1>(acc, 16);
-        wait_norms(r);
+        load_x(X2, times, p.xs2, r);
+        gemm<8, 1, 16>(acc);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = warp * 16 + g + h * 8;
@@ -513,9 +517,7 @@ struct Consumer {
         if (block >= MQ) return;
         wait(X1, times * G);
         if (tid == 0) p.ssq[((uses + 1) % 4 * ROWS + block) * 16] = 0;
-        const u64 sum = load_relaxed(p.ssq + ((uses - 1) % 4 * ROWS + block) * 16);
-        const float s = static_cast<float>(sum) * (1.0f / SQUARES);
-        const float r = rsqrtf(s * (1.0f / D) + p.eps);
+        const float r = norm_of(block);
         const int col = tid >> 2, part = tid & 3;
         float dot = 0.0f;
         for (int c = part; c < D / 8; c += 4) {  // 16-byte units of the row
@@ -561,14 +563,7 @@ pack_kv(const u64* keys, const u64* values, const int* lengths, char* kbuf, char
     }
 }
 
-#if CLUSTER > 1
-#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
-#define SYNC_CLUSTER asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory")
-#else
-#define CLUSTERED
-#define SYNC_CLUSTER
-#endif
-extern "C" __global__ void CLUSTERED __launch_bounds__(160, 1)
+extern "C" __global__ void __launch_bounds__(160, 1)
 expert(const __grid_constant__ Params p) {
     extern __shared__ __align__(1024) char smem[];
     const u32 base = smem_u32(smem);
@@ -577,26 +572,20 @@ expert(const __grid_constant__ Params p) {
     ring.base = base + REGION_A;
     ring.full = bars;
     ring.empty = bars + SLOTS * 8;
-    const u32 abar = bars + 2 * SLOTS * 8, norm_bar = abar + 16 * 8;
-    float* norms = reinterpret_cast<float*>(smem + REGION_A + SLOTS * TILE + 512);
     const int tid = threadIdx.x, block = blockIdx.x, rank = block / 16, cluster = block % 16;
     if (tid == 0) {
         for (int i = 0; i < SLOTS; ++i) {
             mbar_init(ring.full + i * 8, 1);
             mbar_init(ring.empty + i * 8, 4);
         }
-        for (int i = 0; i < 16; ++i) mbar_init(abar + i * 8, 1);
-        mbar_init(norm_bar, 1);
         fence_async();
     }
     const int warp = __shfl_sync(~0u, tid >> 5, 0);  // uniform, and known to be
-    if (tid < 64) norms[tid] = 0.0f;
     __syncthreads();
-    SYNC_CLUSTER;  // before anything arrives at a neighbour's barriers
     if (warp == 4) {
         if (tid == 128) produce(p, ring, block);
     } else {
-        Consumer c{p, ring, base, abar, norm_bar, norms};
+        Consumer c{p, ring, base};
         c.block = block; c.rank = rank; c.cluster = cluster;
         c.tid = tid; c.warp = warp; c.lane = tid & 31; c.g = c.lane >> 2; c.q = c.lane & 3;
         c.x[0] = c.x[1] = c.x[2] = c.x[3] = 0.0f;
@@ -610,28 +599,26 @@ expert(const __grid_constant__ Params p) {
             for (int layer = 0; layer < p.layers; ++layer) {
                 const size_t at = (row + layer) * D;
                 const u32 use = row + layer + 1;  // of what is used once a layer
-                c.load_x(X1, first + layer, p.xs1);
-                if (block < 64) c.stage_qkv<3>(step, layer, prefix, pos0);
-                else c.stage_qkv<2>(step, layer, prefix, pos0);
+                if (block < 64) c.stage_qkv<3>(step, layer, prefix, pos0, first + layer);
+                else c.stage_qkv<2>(step, layer, prefix, pos0, first + layer);
                 c.arrive(QKV);
-                c.stage_attention(prefix + MQ, use);
+                c.stage_attention(layer, prefix, use);
                 {
                     const float4 gate = c.own_columns(p.gate1 + at), scale = c.own_columns(p.scale2 + at);
                     c.load_a<4>(HEAD_DONE + rank * 32, use * SPLITS, p.obuf + rank * 4 * CHUNK, cluster / 4);
                     float acc[32];
-                    c.gemm<8, 1>(acc, 4);
+                    c.gemm<8, 1, 4>(acc);
                     c.reduce_into_x(acc, gate);
                     c.publish(p.xs2, X2, scale);
                 }
-                c.load_x(X2, use, p.xs2);
-                c.stage_gate_up(step, layer);
+                c.stage_gate_up(step, layer, use);
                 c.arrive(ACT + rank * 32);
                 {
                     const float* next = layer + 1 < p.layers ? p.scale1 + at + D : p.scale_f + size_t(step) * D;
                     const float4 gate = c.own_columns(p.gate2 + at), scale = c.own_columns(next);
                     c.load_a<8>(ACT + rank * 32, use * 16, p.act + rank * 8 * CHUNK, cluster / 4);
                     float acc[32];
-                    c.gemm<8, 1>(acc, 8);
+                    c.gemm<8, 1, 8>(acc);
                     c.reduce_into_x(acc, gate);
                     c.publish(p.xs1, X1, scale);
                 }
@@ -639,6 +626,4 @@ expert(const __grid_constant__ Params p) {
             c.project_out(step, first + p.layers);
         }
     }
-    __syncwarp();
-    SYNC_CLUSTER;
 }
