@@ -7,16 +7,18 @@ import sys
 import threading
 from pathlib import Path
 
+import attrs
 import pytest
 from phyai.catalog import Catalog
 from phyai.decision import Stage
 from phyai.dispatch import Dispatcher
 from phyai.errors import CallError, NoKernelError, UndeclaredFactError
 from phyai.kernel import Band, Prepared
+from phyai.op import Tensor
 from phyai.plugins.observers import Observers
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fake_calls import CPU, GPU, Fake, catalog, gemm_site, kernel, policy, rule, x
+from fake_calls import CPU, GEMM, GPU, Fake, catalog, gemm_site, kernel, policy, rule, x
 
 OPT = Band.OPTIMIZED
 
@@ -107,6 +109,34 @@ def test_a_quantized_weight_has_its_own_tensors():
         dims={"N": 32, "K": 64}, facts={"quant.layout": "packed"},
     )  # fmt: skip
     assert site.run(x()) == "q.gemm"
+
+
+def test_a_quantized_weight_may_look_like_a_plain_one():
+    codes, scheme = Fake((32, 64), "int8"), {"quant.layout": "packed"}
+    weight = Tensor("weight", ("N", "K"), "weight", ("bf16", "int8"))
+    ops = (attrs.evolve(GEMM, tensors=(*GEMM.inputs, weight, *GEMM.outputs)),)
+    made = Dispatcher(catalog(kernel("q.gemm", layouts=("packed",)), ops=ops), policy(), CPU)
+    more = {"dtypes": {"x": "bf16"}, "facts": scheme}
+    same = made.bind("gemm", weights={"weight": codes}, **more)
+    half = made.bind("gemm", weights={"weight": Fake((32, 32), "int8")}, dims={"N": 32, "K": 64}, **more)
+    assert (same.static["shape.K"], same.static["dtype.weight"]) == (64, "int8")
+    assert (half.static["shape.K"], half.static["shape.N"]) == (64, 32)
+
+
+def test_what_a_packed_weight_does_not_show_must_be_given():
+    with pytest.raises(CallError, match="dims must give N"):
+        dispatcher(kernel("q.gemm")).bind(
+            "gemm", weights={"codes": Fake((4,))}, dtypes={"x": "bf16"}, facts={"quant.layout": "packed"}
+        )
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [({}, "weight weight is missing"), ({"weight": {"codes": 1}}, "weight weight is a dict; without quant")],
+)
+def test_weights_must_be_there_and_be_tensors(weights, words):
+    with pytest.raises(CallError, match=words):
+        dispatcher(kernel("a.gemm")).bind("gemm", weights=weights, dtypes={"x": "bf16"})
 
 
 # Calling
@@ -326,6 +356,33 @@ def test_the_first_decision_is_made_once_by_many_threads():
         thread.join()
     assert results == ["a.gemm"] * 8
     assert len(prepared) == 1
+
+
+def test_calls_and_new_policies_at_once_never_run_another_kernel():
+    """Every answer is right under one of the two policies that are in force by turns."""
+    made = dispatcher(
+        kernel("a.gemm"), kernel("b.gemm", {"shape.M": ">64"}, band=OPT), kernel("c.gemm", band=Band.REFERENCE)
+    )
+    site = gemm_site(made)
+    policies = made.policy, policy(rule("c", {"op": "gemm", "shape.M": "<=8"}, pin="c.gemm"))
+    right = {5: {"a.gemm", "c.gemm"}, 20: {"a.gemm"}, 100: {"b.gemm"}}
+    wrong, stop = [], threading.Event()
+
+    def call():
+        while not stop.is_set():
+            for m, ids in right.items():
+                if (answer := site.run(x(m))) not in ids:
+                    wrong.append((m, answer))
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for turn in range(60):
+        made.replace_policy(policies[turn % 2])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 def test_two_dispatchers_have_policies_of_their_own():

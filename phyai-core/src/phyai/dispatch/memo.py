@@ -15,9 +15,10 @@ import attrs
 from phyai.catalog import Catalog
 from phyai.composite import part_facts
 from phyai.decision import Decision
+from phyai.dispatch.reader import input_dims
 from phyai.facts import Facts, FactValue
 from phyai.kernel import Kernel, Prepared
-from phyai.op import Op, Part, dim_names
+from phyai.op import Op, Part
 from phyai.policy import Policy
 from phyai.predicates import Literal, MemoKey
 from phyai.resolver import reads
@@ -31,12 +32,6 @@ def open_facts(op: Op, static: Mapping[str, FactValue]) -> frozenset[str]:
     from_inputs = {f"shape.{name}" for name in input_dims(op)}
     derived = {spec.name for spec in op.extra_facts}
     return frozenset(name for name in from_inputs | derived if name not in static)
-
-
-def input_dims(op: Op) -> frozenset[str]:
-    """Names of the dimensions that the inputs of a call show. Metadata goes to ``plan`` only: what it alone shows
-    is not a fact of the call."""
-    return frozenset(name for tensor in op.inputs for name in dim_names(tensor))
 
 
 class _AllBut:

@@ -23,6 +23,12 @@ def dtype_name(tensor: Any) -> str:
     return canonical_dtype(str(tensor.dtype))
 
 
+def input_dims(op: Op) -> frozenset[str]:
+    """Names of the dimensions that the inputs of a call show. Metadata goes to ``plan`` only: what it alone shows
+    is not a fact of the call."""
+    return frozenset(name for tensor in op.inputs for name in dim_names(tensor))
+
+
 class Reader:
     """Checks the inputs of one site's calls against the signature, and yields their facts."""
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from phyai.decision import Decision
-from phyai.dispatch.memo import Cells, Entry, Memo, input_dims, open_facts
-from phyai.dispatch.reader import MAX_SHORTCUTS, Reader, guard, shortcut_key, tensors_with
+from phyai.dispatch.memo import Cells, Entry, Memo, open_facts
+from phyai.dispatch.reader import MAX_SHORTCUTS, Reader, guard, input_dims, shortcut_key, tensors_with
 from phyai.errors import CallError, FrozenSiteError
 from phyai.facts import Facts
 from phyai.kernel import Capture
@@ -91,7 +91,8 @@ class Site:
     def plan_key(self, **dims: int) -> object:
         """Sites of one engine with equal keys can share the state that ``plan`` returns."""
         entry = self._entry(self._facts_of(dims))
-        return entry.kernel.id, entry.prepared.plan_key
+        own = entry.prepared.plan_key
+        return entry.kernel.id, self.name if own is None else own  # a kernel without a key shares nothing
 
     def refresh(self, weights: Mapping[str, Any]) -> None:
         """Take new weights of the same shapes in place, so that captured graphs stay valid.
