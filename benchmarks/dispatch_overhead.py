@@ -4,7 +4,7 @@
 
 Every case is one statement in timeit's loop, whose own cost is the first row. Rounds are interleaved, so that a slow
 moment of the machine hits all cases alike. Trust the ratios of the minima.
-The exit status is 1 when a ratio or a time is over what the design allows.
+Needs torch and plum-dispatch. The exit status is 1 when a ratio or a time is over what the design allows.
 """
 
 from __future__ import annotations

@@ -34,6 +34,23 @@ class Dispatcher:
 
     ``facts`` are given to every site (``model.family``, ``model.tags``). ``is_capturing`` tells whether a CUDA
     graph is being captured; it is asked only when something is not decided yet.
+
+    >>> from phyai.environment import Device
+    >>> from phyai.kernel import Capture, Kernel, Numerics, Prepared
+    >>> from phyai.plugins import Plugin, PluginStatus
+    >>> from phyai.predicates import match
+    >>> def prepare(facts, weights, params, resources):
+    ...     return Prepared(run=lambda x, out=None, state=None: f"{facts['attrs.activation']}({x})")
+    >>> silu = Kernel(id="mine.activation.silu", op="activation", when=match({"attrs.activation": "silu"}),
+    ...               prepare=prepare, capture=Capture.SAFE, numerics=Numerics(reproducible=True))
+    >>> catalog = Catalog.build([Plugin(PluginStatus("mine"), kernels=(silu,))])
+    >>> dispatcher = Dispatcher(catalog, Policy(), Environment(Device("cpu")))
+    >>> site = dispatcher.bind("activation", layer="mlp.act", attrs={"activation": "silu"}, dtypes={"x": "bf16"})
+    >>> site.decide(M=50, D=8).kernel.id
+    'mine.activation.silu'
+    >>> dispatcher.freeze()
+    >>> site.run("x")  # the prepared run itself: nothing of the dispatcher is left
+    'silu(x)'
     """
 
     def __init__(

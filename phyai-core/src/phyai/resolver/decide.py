@@ -46,6 +46,20 @@ def resolve(
         NoKernelError: no kernel may run the call; its ``decision`` is the whole diagnosis.
         AmbiguousKernelError: two kernels tie for the first place.
         DeclarationError: the op is unknown.
+
+    >>> from phyai.environment import Device
+    >>> from phyai.kernel import Capture, Numerics
+    >>> from phyai.plugins import Plugin, PluginStatus
+    >>> from phyai.predicates import match
+    >>> def declared(id, band, when):
+    ...     return Kernel(id=id, op="gemm", when=match(when), prepare=print, band=band,
+    ...                   capture=Capture.SAFE, numerics=Numerics(reproducible=True))
+    >>> plain = declared("mine.gemm", Band.GENERAL, {})
+    >>> tuned = declared("mine.gemm.k128", Band.OPTIMIZED, {"shape.K": "%128"})
+    >>> catalog = Catalog.build([Plugin(PluginStatus("mine"), kernels=(plain, tuned))])
+    >>> decision = resolve(Facts({"op": "gemm", "shape.K": 100}), catalog, Policy(), Environment(Device("cpu")))
+    >>> decision.kernel.id, decision.rejected[0].reason
+    ('mine.gemm', 'shape.K=100 is not a multiple of 128')
     """
     op = catalog.op(str(facts["op"]))
     facts = environment_facts(facts, environment).replace({"op": op.name})
