@@ -77,7 +77,11 @@ def _led(op: Op, case: Case, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     declared = next(t.dims for t in op.tensors if t.name == name)
     at = next((i for i, d in enumerate(declared) if d.startswith("...")), None)
-    if at is None or len(declared) != tensor.dim() or tensor.shape[at] != math.prod(case.lead):
+    if at is not None and tensor.dim() == len(declared) + 1:  # [3, ...M]
+        at += 1
+    elif len(declared) != tensor.dim():
+        return tensor
+    if at is None or tensor.shape[at] != math.prod(case.lead):
         return tensor
     return tensor.reshape(*tensor.shape[:at], *case.lead, *tensor.shape[at + 1 :])
 

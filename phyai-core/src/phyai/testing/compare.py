@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from phyai.op import DEFAULT_TOLERANCE, Op, Tolerance
@@ -20,8 +20,10 @@ CODES: Mapping[str, Tolerance] = {
 _EXACT = Tolerance(0.0, 0.0, 0.0)
 
 
-def tolerance_of(op: Op, name: str, dtypes: Mapping[str, str], *, quantized_input: bool = False) -> Tolerance:
-    """What the result ``name`` is held to.
+def tolerance_of(
+    op: Op, name: str, dtypes: Mapping[str, str], *, mutated: Iterable[str] = (), quantized_input: bool = False
+) -> Tolerance:
+    """What the result ``name`` is held to; never to more than the ``mutated`` inputs, which it may be computed from.
 
     A result in fp64 is held to fp64's tolerance only where every float of the call is fp64. Where inputs are quantized
     on the way, a value may fall to either of two codes, which is as much as bf16's rounding.
@@ -33,6 +35,8 @@ def tolerance_of(op: Op, name: str, dtypes: Mapping[str, str], *, quantized_inpu
     others = [d for d in dtypes.values() if d in DEFAULT_TOLERANCE]
     if dtype == "fp64" and any(d != "fp64" for d in others):
         own = _wider(own, op.tolerance.get("fp32", DEFAULT_TOLERANCE["fp32"]))
+    for other in mutated:
+        own = _wider(own, op.tolerance.get(dtypes[other], _EXACT))
     if quantized_input:
         own = _wider(own, op.tolerance.get("bf16", DEFAULT_TOLERANCE["bf16"]))
     return own

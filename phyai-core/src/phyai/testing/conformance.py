@@ -18,7 +18,7 @@ from phyai.testing.declaration import examine_declaration
 from phyai.testing.kit import CALLS, examine, examine_call
 from phyai.testing.packers import examine_format
 from phyai.testing.report import Report, SubjectReport
-from phyai.testing.subject import Subject
+from phyai.testing.subject import Subject, about
 
 Progress = Callable[[float, float], None]
 #: Tensor elements of one call: what a CPU does at once, and what a GPU does.
@@ -93,7 +93,7 @@ def replay(
 
 
 def subject_of(kernel: Kernel, catalog: Catalog, environment: Environment) -> Subject:
-    return Subject(kernel, catalog, environment, ELEMENTS.get(environment.device.type, ELEMENTS["cpu"]))
+    return Subject(kernel, about(kernel, catalog), environment, ELEMENTS.get(environment.device.type, ELEMENTS["cpu"]))
 
 
 def kernels_of(backend: str, catalog: Catalog, patterns: Sequence[str] | None = None) -> list[Kernel]:

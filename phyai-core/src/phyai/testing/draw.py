@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from phyai.testing.case import MEMORY, VALUES, Case, variadic_dim
-from phyai.testing.space import Choose, Space, first
+from phyai.testing.space import Choose, Space
 from phyai.testing.subject import Subject
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 #: How many facts of a base call a drawn call changes at most.
 _CHANGES = 4
 _SCHEMES = 40
+_BASES = 12
 
 
 def canonical(subject: Subject) -> Case | None:
@@ -32,20 +34,17 @@ def canonical(subject: Subject) -> Case | None:
     return None
 
 
-def corners(subject: Subject) -> Iterator[Case]:
-    """Claimed calls at the edges: each once, the simplest first."""
+def corners(subject: Subject, base: Case) -> Iterator[Case]:
+    """Claimed calls at the edges, each once: ``base``, and what differs from it in one respect."""
     seen: list[Case] = []
-    for case in _corners(subject):
+    for case in _corners(subject, base):
         if case not in seen:
             seen.append(case)
             yield case
 
 
-def _corners(subject: Subject) -> Iterator[Case]:
+def _corners(subject: Subject, base: Case) -> Iterator[Case]:
     space = subject.space
-    base = canonical(subject)
-    if base is None:
-        return
     yield base
     yield from _forms(subject, base)
     for fact in space.knobs:
@@ -154,7 +153,7 @@ def drawn(subject: Subject) -> SearchStrategy[Case]:
     from hypothesis import strategies as st
 
     space = subject.space
-    bases = tuple(_bases(space))[:12]
+    bases = tuple(itertools.islice(_bases(space), _BASES))
     knobs = tuple(fact for fact in space.knobs if len(space.values(fact)) > 1)
 
     @st.composite
@@ -200,6 +199,3 @@ def _leads_of(subject: Subject, case: Case) -> Iterator[Case]:
     ways += [(2, size // 2)] if size % 2 == 0 else []
     ways += [()] if size == 1 else []
     yield from (attrs.evolve(case, lead=way) for way in ways)
-
-
-__all__ = ["canonical", "corners", "drawn", "first"]

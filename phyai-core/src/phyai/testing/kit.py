@@ -17,6 +17,8 @@ from phyai.testing.subject import Finding, NotApplicable, Subject
 
 #: Calls that hypothesis draws for one kernel, at most.
 CALLS = 100
+#: Calls that it draws at once.
+_ROUND = 20
 #: How long a failing call is made smaller, at most.
 SHRINK_SECONDS = 10.0
 
@@ -59,9 +61,9 @@ def examine(
     tallies = [_Tally(check) for check in checks if check.unavailable(subject) is None]
     values = [tally for tally in tallies if tally.check is VALUES_CHECK]
     _try(subject, [base], tallies, None)
-    _try(subject, corners(subject), values or tallies, _until(deadline, 0.6, seconds))
+    _try(subject, corners(subject, base), values or tallies, deadline - seconds / 2)
     _draw(subject, tallies, deadline, seed, calls)
-    _insist(subject, tallies)
+    _insist(subject, base, tallies, deadline + seconds / 2)
     reports = [_report(subject, tally, name) for tally in tallies]
     skipped = [
         CheckReport(check.name, Outcome.SKIPPED, reason=reason)
@@ -90,11 +92,6 @@ def examine_call(
     return SubjectReport(subject.kernel.id, "kernel", reports)
 
 
-def _until(deadline: float, share: float, seconds: float) -> float:
-    """The time at which this share of the time is used up."""
-    return deadline - (1 - share) * seconds
-
-
 def _try(subject: Subject, cases: Iterable[Case], tallies: Sequence[_Tally], deadline: float | None) -> None:
     for case in cases:
         for tally in tallies:
@@ -117,38 +114,42 @@ def _one(subject: Subject, case: Case, tally: _Tally) -> None:
 
 
 def _draw(subject: Subject, tallies: Sequence[_Tally], deadline: float, seed: int, calls: int) -> None:
+    """Calls that hypothesis draws, in rounds between which the time is looked at."""
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as seeded
 
-    if time.monotonic() >= deadline or not calls:
-        return
+    strategy = drawn(subject)
+    for number, start in enumerate(range(0, calls, _ROUND)):
+        if time.monotonic() >= deadline:
+            return
 
-    @seeded(seed)
-    @settings(
-        max_examples=calls,
-        deadline=None,
-        database=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-    )
-    @given(drawn(subject))
-    def run(case: Case) -> None:
-        if time.monotonic() < deadline:
-            _try(subject, [case], tallies, None)
+        @seeded(seed * 1000 + number)
+        @settings(
+            max_examples=min(_ROUND, calls - start),
+            deadline=None,
+            database=None,
+            phases=(Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(strategy)
+        def run(case: Case) -> None:
+            if time.monotonic() < deadline:
+                _try(subject, [case], tallies, None)
 
-    run()
+        run()
 
 
-def _insist(subject: Subject, tallies: Sequence[_Tally]) -> None:
+def _insist(subject: Subject, base: Case, tallies: Sequence[_Tally], deadline: float) -> None:
     """Look among the corners for a call that a check says something about, where none has come up."""
-    for tally in tallies:
-        if tally.calls or tally.failure is not None:
-            continue
-        for case in corners(subject):
-            _one(subject, case, tally)
-            if tally.calls:
-                break
+    silent = [tally for tally in tallies if not tally.calls]
+    if not silent:
+        return
+    for case in corners(subject, base):
+        for tally in silent:
+            if not tally.calls:
+                _one(subject, case, tally)
+        if time.monotonic() >= deadline or all(tally.calls for tally in silent):
+            return
 
 
 def _report(subject: Subject, tally: _Tally, backend: str, *, smaller: bool = True) -> CheckReport:

@@ -1,7 +1,7 @@
 """Tensors with the same values in other places: strided, offset into their storage, poisoned, and fenced.
 
 Every tensor made here lies inside a larger storage whose other bytes have a known value, so that a write outside
-the tensor is seen. Poison is NaN for floats and bytes of 0x7f for everything else.
+the tensor is seen. Poison is a NaN that no arithmetic makes for floats, and bytes of 0x7f for everything else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import attrs
 if TYPE_CHECKING:
     import torch
 
-_POISON = 0x7F
+_POISON, _POISONED_FLOAT = 0x7F, 0xFF
 #: Elements before and after a tensor: keeps it aligned to 256 bytes, unless an offset is asked for.
 _FENCE = 256
 
@@ -58,8 +58,10 @@ def place(shape: Sequence[int], dtype: torch.dtype, device: Any, memory: str) ->
 
 
 def move(tensor: torch.Tensor, memory: str) -> torch.Tensor:
-    """The same values in another form."""
+    """The same values in another form, among NaNs."""
     placed = place(tuple(tensor.shape), tensor.dtype, tensor.device, memory)
+    if tensor.is_floating_point() and tensor.element_size() > 1:
+        placed.storage.fill_(math.nan)  # another one than in poisoned outputs: what reads it writes something else
     placed.tensor.copy_(tensor)
     return placed.tensor
 
@@ -70,10 +72,8 @@ def poison(tensor: torch.Tensor) -> None:
 
     if tensor.dtype == torch.bool:
         tensor.fill_(True)
-    elif tensor.is_floating_point() and tensor.element_size() > 1:
-        tensor.fill_(math.nan)
     else:
-        tensor.view(torch.uint8).fill_(_POISON)
+        tensor.view(torch.uint8).fill_(_POISONED_FLOAT if tensor.is_floating_point() else _POISON)
 
 
 def unwritten(tensor: torch.Tensor) -> torch.Tensor:

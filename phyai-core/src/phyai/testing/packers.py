@@ -95,8 +95,8 @@ def _claimed(record: Any, environment: Environment) -> Iterator[tuple[QuantSchem
     sizes = {axis: _axis(record, axis) for axis in "NK"}
     shapes = sorted(((n, k) for n in sizes["N"] for k in sizes["K"] if n * k <= _ELEMENTS), key=lambda s: s[0] * s[1])
     found: list[tuple[QuantScheme, list[tuple[int, int]]]] = []
-    for scheme in schemes(when):
-        facts = {"quant.layout": "plain", "op": "gemm", **environment.facts(), **scheme.facts()}
+    for scheme, quant in schemes(when):
+        facts = {"quant.layout": "plain", "op": "gemm", **environment.facts(), **quant}
         stored = scheme.weight.dtype if scheme.weight.bits == 8 else "uint8"
         facts |= {"dtype.weight": stored, "dtype.x": "bf16", "dtype.y": "bf16"}
         fitting = [(n, k) for n, k in shapes if when.holds({**facts, "shape.N": n, "shape.K": k})]

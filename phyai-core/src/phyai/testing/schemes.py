@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import attrs
 
-from phyai.errors import DeclarationError
+from phyai.facts import FactValue
 from phyai.predicates import Compare, MultipleOf, OneOf, Predicate
 from phyai.quant.elements import ELEMENT_NAMES, element
 from phyai.quant.scheme import NAMED, NVFP4, NVFP4_INPUT, QuantScheme, TensorQuant
@@ -17,7 +18,7 @@ _TOKEN_FP8 = TensorQuant("fp8_e4m3", "token", dynamic=True)
 _STATIC_FP8 = TensorQuant("fp8_e4m3", "tensor")
 _STATIC_INT8 = TensorQuant("int8", "tensor")
 _INPUTS = (
-    None, _TOKEN_INT8, _TOKEN_FP8, _STATIC_FP8, _STATIC_INT8,
+    _TOKEN_INT8, _TOKEN_FP8, _STATIC_FP8, _STATIC_INT8,
     TensorQuant("fp8_e4m3", "group", group_size=128, dynamic=True),
     TensorQuant("int8", "tensor", dynamic=True),
     TensorQuant("fp8_e4m3", "tensor", dynamic=True),
@@ -26,11 +27,21 @@ _GROUPS = (32, 64, 128, 16)
 _BLOCKS = ((128, 128), (1, 128))
 
 
-def schemes(predicate: Predicate) -> Iterator[QuantScheme]:
-    """Schemes, usual ones first, with the group and block sizes that ``predicate`` speaks of among them."""
+def schemes(predicate: Predicate) -> tuple[tuple[QuantScheme, Mapping[str, FactValue]], ...]:
+    """Schemes and their facts, usual ones first, with the group and block sizes that ``predicate`` speaks of."""
     groups = tuple(dict.fromkeys((*_numbers(predicate, "quant.group_size"), *_GROUPS)))
     block_n, block_k = (_numbers(predicate, f"quant.block_{axis}") for axis in "nk")
-    blocks = tuple(dict.fromkeys((*itertools.product(block_n, block_k), *_BLOCKS)))
+    return _pool(groups, tuple(dict.fromkeys((*itertools.product(block_n, block_k), *_BLOCKS))))
+
+
+@functools.cache
+def _pool(
+    groups: tuple[int, ...], blocks: tuple[tuple[int, int], ...]
+) -> tuple[tuple[QuantScheme, Mapping[str, FactValue]], ...]:
+    return tuple((scheme, scheme.facts()) for scheme in _schemes(groups, blocks))
+
+
+def _schemes(groups: tuple[int, ...], blocks: tuple[tuple[int, int], ...]) -> Iterator[QuantScheme]:
     weights = list(_weights(groups, blocks))
     yield from (QuantScheme(weight) for weight in weights)
     yield QuantScheme(NVFP4, NVFP4_INPUT)
@@ -38,8 +49,9 @@ def schemes(predicate: Predicate) -> Iterator[QuantScheme]:
         for source in NAMED.values():
             if source != NVFP4:
                 yield QuantScheme(weight, _dynamic(source))
-    yield from (QuantScheme(weight, given) for given in _INPUTS[1:] for weight in weights)
-    for weight in weights:
+    plain = [weight for weight in weights if weight.scale_dtype == "fp32"]
+    yield from (QuantScheme(weight, given) for given in _INPUTS for weight in plain)
+    for weight in plain:
         yield QuantScheme(weight, pre_scale=True)
         if weight.granularity == "group":
             yield QuantScheme(attrs.evolve(weight, g_idx=True))

@@ -27,6 +27,7 @@ Choose = Callable[[Sequence[Any]], Any]
 #: Sizes at which kernels tend to go wrong: around multiples of warps, tiles and vectors.
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 32, 33, 64, 65, 96, 128, 129, 256, 512, 1024)
 _ROUNDS = 6
+_QUANTIZATIONS = 400
 
 
 def first(options: Sequence[T]) -> T:
@@ -55,7 +56,7 @@ class Space:
     @functools.cached_property
     def claim(self) -> Predicate:
         """What is left of ``when`` on this machine; FALSE where it holds for no call."""
-        return self.when.given(self.fixed, absent=_Elsewhere(self.fixed))
+        return self.when.given(self.fixed, absent=_Below(("device.", "lib."), self.fixed))
 
     @property
     def reachable(self) -> bool:
@@ -140,14 +141,18 @@ class Space:
 
         ``choose`` picks between alternatives.
         """
+        if not self._quantizable(case.scheme, case.layout):
+            if not self.quantizations:
+                return None
+            case = case.quantized(*choose(self.quantizations))
         held = frozenset(locked)
         for _ in range(_ROUNDS):
             facts = self.facts(case)
             if facts is not None and self.when.holds(facts):
                 return case
             known = facts or {}
-            kept = {name: known[name] for name in held if name in known}
-            claim = self.claim.given(kept, absent=held - kept.keys())
+            kept = {name: value for name, value in known.items() if name in held or name.startswith("quant.")}
+            claim = self.claim.given(kept, absent=_Below(("quant.",), (*kept, *known), held))
             if claim == FALSE:
                 return None
             changed = self._repair(case, known, _branch(claim, known, choose), choose)
@@ -156,20 +161,12 @@ class Space:
             case = changed
         return None
 
-    def _repair(
-        self, case: Case, facts: Mapping[str, Any], wanted: Sequence[Literal], choose: Choose
-    ) -> Case | None:
+    def _repair(self, case: Case, facts: Mapping[str, Any], wanted: Sequence[Literal], choose: Choose) -> Case | None:
         by_fact: dict[str, list[Literal]] = {}
         for literal in wanted:
             by_fact.setdefault(literal.fact, []).append(literal)
-        quant = {fact: literals for fact, literals in by_fact.items() if fact.startswith("quant.")}
-        if any(not literal.holds(facts) for literals in quant.values() for literal in literals):
-            quantized = self._quantize(case, [literal for literals in quant.values() for literal in literals], choose)
-            if quantized is None:
-                return None
-            case = quantized
         for fact, literals in by_fact.items():
-            if fact in quant or all(literal.holds(facts) for literal in literals):
+            if all(literal.holds(facts) for literal in literals):
                 continue
             changed = self._give(case, fact, literals, choose)
             if changed is None:
@@ -208,32 +205,37 @@ class Space:
         value = find_value(tuple(literals), spec)  # said by the model, not derived: shape.heads of rms_norm
         return self.set(case, fact, value) if value is not None and not isinstance(value, Absent) else None
 
-    def _quantize(self, case: Case, literals: Sequence[Literal], choose: Choose) -> Case | None:
-        """The call with a scheme and a layout that every literal about ``quant.*`` accepts."""
-        layouts = [literal for literal in literals if literal.fact == "quant.layout"]
-        others = [literal for literal in literals if literal.fact != "quant.layout"]
-        if all(literal.accepts(None) for literal in literals):
-            return case.quantized(None, None)
-        fitting = [scheme for scheme, facts in self.schemes if all(literal.holds(facts) for literal in others)]
-        held = [name for name in self.layouts if all(literal.accepts(name) for literal in layouts)]
-        if not fitting or not held:
-            return None
-        return case.quantized(choose(fitting[:200]), choose(held))
+    @functools.cached_property
+    def quantizations(self) -> tuple[tuple[QuantScheme | None, str | None], ...]:
+        """What the weight may be: a scheme and a layout, or neither; only the first of the very many."""
+        pairs = ((scheme, layout) for scheme, _ in self.schemes for layout in self.layouts)
+        fitting = (pair for pair in ((None, None), *pairs) if self._quantizable(*pair))
+        return tuple(itertools.islice(fitting, _QUANTIZATIONS))
+
+    @functools.cache  # noqa: B019 - as above
+    def _quantizable(self, scheme: QuantScheme | None, layout: str | None) -> bool:
+        """Whether some call with such a weight is claimed."""
+        facts = scheme.facts() if scheme is not None else {}
+        if layout is not None:
+            facts = {**facts, "quant.layout": layout}
+        return self.claim.given(facts, absent=_Below(("quant.",), facts)) != FALSE
 
     @functools.cached_property
     def schemes(self) -> tuple[tuple[QuantScheme, Mapping[str, Any]], ...]:
         """Quantization schemes to choose from, with their facts."""
-        return tuple((scheme, scheme.facts()) for scheme in schemes(self.when))
+        return schemes(self.when)
 
 
-class _Elsewhere:
-    """Facts of a machine that this one does not have."""
+class _Below:
+    """The names that begin with one of ``prefixes``, and those in ``more``, but not those that are ``known``."""
 
-    def __init__(self, known: Mapping[str, Any]) -> None:
-        self._known = known
+    def __init__(self, prefixes: tuple[str, ...], known: Iterable[str], more: Iterable[str] = ()) -> None:
+        self._prefixes, self._known, self._more = prefixes, frozenset(known), frozenset(more)
 
-    def __contains__(self, fact: object) -> bool:
-        return isinstance(fact, str) and fact.startswith(("device.", "lib.")) and fact not in self._known
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str) or name in self._known:
+            return False
+        return name in self._more or name.startswith(self._prefixes)
 
 
 def _branch(predicate: Predicate, facts: Mapping[str, Any], choose: Choose) -> list[Literal]:

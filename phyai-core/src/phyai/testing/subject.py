@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -130,25 +130,26 @@ class Subject:
     def tolerance(self, call: Call, name: str) -> Any:
         scheme = call.case.scheme
         coarse = scheme is not None and (scheme.input is not None or scheme.output is not None)
-        return tolerance_of(self.op, name, call.case.dtypes, quantized_input=coarse)
+        return tolerance_of(self.op, name, call.case.dtypes, mutated=call.mutated, quantized_input=coarse)
 
-    def instrumented(self, entered: Callable[[str], None]) -> Subject:
-        """The same kernel, telling ``entered`` when ``prepare`` or ``run`` begins."""
-        original = self.kernel
+    @functools.cached_property
+    def watched(self) -> tuple[Subject, list[str]]:
+        """The same kernel, and a list to which it adds when its ``prepare`` or ``run`` begins."""
+        original, entered = self.kernel, list[str]()
 
         def prepare(*args: Any) -> Prepared:
-            entered("prepare")
+            entered.append("prepare")
             prepared = original.load()(*args)
 
             def run(*inputs: Any, **named: Any) -> Any:
-                entered("run")
+                entered.append("run")
                 return prepared.run(*inputs, **named)
 
             return attrs.evolve(prepared, run=run)
 
         kernel = attrs.evolve(original, prepare=prepare)
         others = tuple(kernel if k.id == kernel.id else k for k in self.catalog.kernels)
-        return attrs.evolve(self, kernel=kernel, catalog=attrs.evolve(self.catalog, kernels=others))
+        return attrs.evolve(self, kernel=kernel, catalog=attrs.evolve(self.catalog, kernels=others)), entered
 
 
 @attrs.frozen(eq=False)
@@ -189,6 +190,17 @@ def bind(catalog: Catalog, policy: Policy, environment: Environment, call: Call,
         capture=capture,
     )
     return Bound(dispatcher, site)
+
+
+def about(kernel: Kernel, catalog: Catalog) -> Catalog:
+    """What the test of one kernel needs of a catalog: deciding among fewer kernels is quicker, and no different."""
+    ops = _and_parts(catalog.op(kernel.op), catalog)
+    names = {op.name for op in ops}
+    kept = {op.name: op for op in ops}
+    kernels = tuple(k for k in catalog.kernels if k.op in names)
+    return Catalog(
+        ops=tuple(kept.values()), kernels=kernels, quant_formats=catalog.quant_formats, libraries=catalog.libraries
+    )
 
 
 def result_names(call: Call) -> list[str]:

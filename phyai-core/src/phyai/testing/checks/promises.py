@@ -74,9 +74,9 @@ def _row_dim(subject: Subject, call: Call) -> tuple[str, int, frozenset[str]]:
             continue
         names = dim_names(tensor)
         leading = names[0] if names else None
-        if leading == dim or (leading in dynamic and value.dim() and value.shape[0] == rows):
+        if leading in dynamic and call.case.dims[leading] == rows and value.shape[0] == rows:
             sliced.add(tensor.name)
-        elif leading in dynamic and not (value.dim() and value.shape[0] == 1):
+        elif leading in dynamic and call.case.dims[leading] != 1:
             raise NotApplicable(f"{tensor.name} has rows of its own")
     if call.inputs[first.name].shape[0] != rows:
         raise NotApplicable("the call's rows are not its first dimension")

@@ -14,8 +14,8 @@ _TRIED = 8
 
 def refused(subject: Subject, case: Case) -> None:
     """Calls that differ from a claimed one in one fact, pinned to the kernel."""
-    entered: list[str] = []
-    watched = subject.instrumented(entered.append)
+    watched, entered = subject.watched
+    entered.clear()
     tried = 0
     for fact, other in _outside(subject, case):
         try:
@@ -45,10 +45,23 @@ def _outside(subject: Subject, case: Case) -> Iterator[tuple[str, Case]]:
     for fact in (*read[start:], *read[:start]):
         for value in space.values(fact):
             other = space.set(case, fact, value)
-            facts = space.facts(other)
-            if facts is not None and not subject.kernel.when.holds(facts) and space.cost(other) <= space.elements:
+            if _unclaimed(subject, other):
                 yield fact, other
                 break
+    for scheme in (None, *(scheme for scheme, _ in space.schemes[:: max(1, len(space.schemes) // 50)])):
+        if not any(name.startswith("quant.") for name in subject.kernel.when.facts):
+            return
+        other = case.quantized(scheme, None if scheme is None else "plain")
+        if other != case and _unclaimed(subject, other):
+            yield "quant.scheme", other
+
+
+def _unclaimed(subject: Subject, case: Case) -> bool:
+    """Whether there is such a call, and the kernel does not claim it."""
+    facts = subject.space.facts(case)
+    if facts is None or subject.space.cost(case) > subject.space.elements:
+        return False
+    return not subject.kernel.when.holds(facts)
 
 
 def _facts(subject: Subject, case: Case) -> dict[str, object]:

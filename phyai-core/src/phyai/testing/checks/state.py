@@ -36,7 +36,8 @@ def refreshed(subject: Subject, case: Case) -> None:
     if not call.weights:
         raise NotApplicable("the call has no weights")
     bound = subject.site(call)
-    compute(subject, bound, call.copy(), subject.wanted(call))
+    old = subject.wanted(call)
+    compute(subject, bound, call.copy(), old)
     other = subject.call(case, seed=case.seed + 1)
     try:
         bound.site.refresh(other.weights)
@@ -44,7 +45,7 @@ def refreshed(subject: Subject, case: Case) -> None:
         raise NotApplicable(f"no refresh: {error}") from None
     after = attrs.evolve(call.copy(), weights=other.weights, plain=other.plain)
     want = subject.wanted(after)
-    if subject.difference(call, want, subject.wanted(call)) is None:
+    if subject.difference(call, want, old) is None:
         raise NotApplicable("the new weights give the same result")
     try:
         compute(subject, bound, after, want, "after refresh with new weights, ")
