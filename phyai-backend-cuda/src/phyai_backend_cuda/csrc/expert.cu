@@ -197,13 +197,13 @@ struct Consumer {
 #pragma unroll 1
             for (int c = group * 4; c < group * 4 + 4; c += PER) {
                 mbar_wait(ring.full_bar(), ring.phase);
+                const u64 a = uniform_desc(region + c * CHUNK), w = uniform_desc(ring.data());
                 gmma_fence();
 #pragma unroll
                 for (int j = 0; j < PER; ++j)
 #pragma unroll
                     for (int k = 0; k < 4; ++k)
-                        gmma<N8>(acc, gmma_desc(region + (c + j) * CHUNK + k * 32),
-                                 gmma_desc(ring.data() + j * N8 * 1024 + k * 32));
+                        gmma<N8>(acc, a + (j * CHUNK + k * 32) / 16, w + (j * N8 * 1024 + k * 32) / 16);
                 gmma_commit();
                 if (c > 0) {
                     gmma_wait<1>();
@@ -321,16 +321,18 @@ struct Consumer {
 
     // s = Q · Kᵀ of one chunk; o[c] += P · V of another.
     __device__ void score(float (&s)[32], int chunk, u32 k) {
+        const u64 a = uniform_desc(region + chunk * CHUNK), b = uniform_desc(k);
         gmma_fence();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) gmma<8>(s, gmma_desc(region + chunk * CHUNK + i * 32), gmma_desc(k + i * 32));
+        for (int i = 0; i < 4; ++i) gmma<8>(s, a + 2 * i, b + 2 * i);
         gmma_commit();
     }
     __device__ void weigh(float (&o)[32], const u32 (&pr)[16], u32 v) {
+        const u64 b = uniform_desc(v);
         gmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            gmma_rs_mn(o, pr[4 * i], pr[4 * i + 1], pr[4 * i + 2], pr[4 * i + 3], gmma_desc(v + i * 2048));
+            gmma_rs_mn(o, pr[4 * i], pr[4 * i + 1], pr[4 * i + 2], pr[4 * i + 3], b + 128 * i);
         gmma_commit();
     }
 

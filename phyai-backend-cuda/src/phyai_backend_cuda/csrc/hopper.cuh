@@ -46,8 +46,9 @@ __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_gr
 template <int N> __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-// Orders ordinary accesses to global and shared memory with those of the copy engine and wgmma.
-__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// Orders ordinary accesses to shared memory with those of the copy engine and wgmma. (Without `.shared::cta` it is a
+// fence of the whole device's memory too, and costs as much.)
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ void red_release(u32* p) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
@@ -96,6 +97,11 @@ __device__ __forceinline__ float4 as_float4(uint4 v) {
 // ("128B swizzle"); eight rows make an atom of 1,024 bytes.
 __device__ __forceinline__ u64 gmma_desc(u32 addr) {  // K-major, or MN-major 64 wide: 1,024 bytes between atoms
     return static_cast<u64>((addr & 0x3FFFF) >> 4) | (1ull << 16) | (static_cast<u64>(1024 >> 4) << 32) | (1ull << 62);
+}
+// The same, known to be uniform over the warp: then the steps along K are uniform additions, and the products are issued
+// back to back instead of each waiting for its descriptor.
+__device__ __forceinline__ u64 uniform_desc(u32 addr) {
+    return gmma_desc(__shfl_sync(~0u, addr, 0));
 }
 __device__ __forceinline__ void gmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void gmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
