@@ -83,7 +83,7 @@ def _extremes(x: torch.Tensor, quant: TensorQuant) -> tuple[torch.Tensor, torch.
 
     if quant.group_size is not None:
         pad = -x.shape[1] % quant.group_size
-        x = torch.nn.functional.pad(x, (0, pad)).reshape(x.shape[0], -1, quant.group_size)
+        x = torch.nn.functional.pad(x, (0, pad)).unflatten(1, (-1, quant.group_size))
         low, high = x.amin(-1), x.amax(-1)
     elif quant.granularity == "tensor":
         low, high = (x.amin(), x.amax()) if x.numel() else (x.new_zeros(()), x.new_zeros(()))
