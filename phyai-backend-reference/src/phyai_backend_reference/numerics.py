@@ -34,6 +34,11 @@ def give(result: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None = No
     return result.to(dtype) if out is None else out.copy_(result)
 
 
+def dtype_of(facts: Facts, tensor: str) -> torch.dtype:
+    """The dtype that the call gives a tensor; outputs are rounded to theirs."""
+    return DTYPES[str(facts[f"dtype.{tensor}"])]
+
+
 def attribute(facts: Facts, name: str, default: T) -> T:
     """An attribute of the call; ``default`` where it is absent."""
     return facts.get(f"attrs.{name}", default)  # type: ignore[return-value]

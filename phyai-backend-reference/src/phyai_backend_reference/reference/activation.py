@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import attribute, give, wide
+from phyai_backend_reference.numerics import attribute, dtype_of, give, wide
 
 FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -21,8 +21,9 @@ FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     function = FUNCTIONS[attribute(facts, "activation", "silu")]
+    dtype = dtype_of(facts, "y")
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        return give(function(wide(x)), x.dtype, out)
+        return give(function(wide(x)), dtype, out)
 
     return Prepared(run)

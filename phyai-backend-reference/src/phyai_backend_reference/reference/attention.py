@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import attribute, give, wide
+from phyai_backend_reference.numerics import attribute, dtype_of, give, wide
 from phyai_backend_reference.reference.masks import both, padded, segment, segmented
 
 
@@ -35,11 +36,17 @@ def attend(
     return scores.masked_fill(hidden, -torch.inf).softmax(dim=-1).masked_fill(hidden, 0) @ v
 
 
+def batch(t: torch.Tensor) -> int:
+    """How many sequences a padded tensor holds, whatever its leading dimensions."""
+    return math.prod(t.shape[:-3])
+
+
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     ragged = attribute(facts, "layout", "padded") == "ragged"
     causal, window = attribute(facts, "causal", False), attribute(facts, "window", None)
     scale = attribute(facts, "scale", None)
     soft_cap = attribute(facts, "soft_cap", None)
+    dtype = dtype_of(facts, "o")
 
     def run(
         q: torch.Tensor,
@@ -55,11 +62,13 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         if ragged:
             assert cu_seqlens_q is not None
             assert cu_seqlens_k is not None
-            query, key = segment(cu_seqlens_q, len(q)), segment(cu_seqlens_k, len(k))
+            rows, keys, values = (t.reshape(1, -1, *t.shape[-2:]) for t in (q, k, v))
+            query, key = segment(cu_seqlens_q, rows.shape[1]), segment(cu_seqlens_k, keys.shape[1])
             keep = segmented(query, key, cu_seqlens_q.diff(), cu_seqlens_k.diff(), causal, window)
         else:
-            keep = both(mask, padded(q.shape[1], k.shape[1], causal, window, q.device))
-        o = attend(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), keep, scale, soft_cap)
-        return give(o.transpose(-3, -2), q.dtype, out)
+            rows, keys, values = (t.reshape(batch(t), *t.shape[-3:]) for t in (q, k, v))
+            keep = both(mask, padded(rows.shape[1], keys.shape[1], causal, window, q.device))
+        o = attend(rows.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), keep, scale, soft_cap)
+        return give(o.transpose(1, 2).reshape(q.shape), dtype, out)
 
     return Prepared(run)

@@ -9,7 +9,7 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import attribute, give
+from phyai_backend_reference.numerics import attribute, dtype_of, give
 from phyai_backend_reference.reference.attention import attend
 from phyai_backend_reference.reference.masks import segment, segmented
 
@@ -23,6 +23,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     causal, window = attribute(facts, "causal", False), attribute(facts, "window", None)
     scale = attribute(facts, "scale", None)
     soft_cap = attribute(facts, "soft_cap", None)
+    dtype = dtype_of(facts, "o")
 
     def run(
         q: torch.Tensor,
@@ -47,6 +48,6 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         unused = ~keep.any(dim=0)[:, None, None]  # and so may rows of the cache that nobody has written
         k, v = (cache[page].flatten(0, 1).masked_fill(unused, 0) for cache in (k_cache, v_cache))
         o = attend(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), keep, scale, soft_cap)
-        return give(o.transpose(0, 1), q.dtype, out)
+        return give(o.transpose(0, 1), dtype, out)
 
     return Prepared(run, plan=plan, plan_key="reference.attention_paged")

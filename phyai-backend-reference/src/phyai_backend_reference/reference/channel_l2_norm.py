@@ -9,12 +9,13 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import attribute, give, in_place, wide
+from phyai_backend_reference.numerics import attribute, dtype_of, give, in_place, wide
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     weight, bias = weights["weight"], weights.get("bias")
     eps = attribute(facts, "eps", 1e-12)
+    dtype = dtype_of(facts, "y")
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         x32, w, b = wide(x, weight, bias)
@@ -22,6 +23,6 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         per_channel = (channels, *(1 for _ in x.shape[2:]))
         y = x32 / torch.linalg.vector_norm(x32, dim=1, keepdim=True).clamp_min(eps)
         y = y * channels**0.5 * w.reshape(per_channel)
-        return give(y if b is None else y + b.reshape(per_channel), x.dtype, out)
+        return give(y if b is None else y + b.reshape(per_channel), dtype, out)
 
     return Prepared(run, refresh=in_place(weights))

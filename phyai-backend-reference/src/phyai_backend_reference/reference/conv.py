@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import DTYPES, attribute, give, in_place, wide
+from phyai_backend_reference.numerics import attribute, dtype_of, give, in_place, wide
 
 
 def per_axis(facts: Facts, name: str, default: int, axes: int) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         per_axis(facts, name, default, axes) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
     )
     groups = attribute(facts, "groups", 1)
-    dtype = DTYPES[str(facts["dtype.y"])]
+    dtype = dtype_of(facts, "y")
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         x32, w, b = wide(x, weight, bias)

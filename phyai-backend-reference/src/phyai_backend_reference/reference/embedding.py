@@ -9,7 +9,7 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import DTYPES, attribute, give, in_place, wide
+from phyai_backend_reference.numerics import attribute, dtype_of, give, in_place, wide
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
@@ -17,7 +17,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     start = attribute(facts, "start", 0)
     end = attribute(facts, "end", start + weight.shape[0])
     scale = attribute(facts, "scale", None)
-    dtype = DTYPES[str(facts["dtype.y"])]
+    dtype = dtype_of(facts, "y")
 
     def run(ids: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         inside = (ids >= start) & (ids < end)

@@ -9,10 +9,12 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import by_group, give, wide
+from phyai_backend_reference.numerics import by_group, dtype_of, give, wide
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    dtype = dtype_of(facts, "y")
+
     def run(
         residual: torch.Tensor,
         x: torch.Tensor,
@@ -23,6 +25,6 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         r32, x32, g32 = wide(residual, x, gate)
         g32 = g32.reshape(-1, 1, g32.shape[-1])
         y = by_group(r32, len(g32)) + by_group(x32, len(g32)) * g32
-        return give(y.reshape(residual.shape), residual.dtype, out)
+        return give(y.reshape(residual.shape), dtype, out)
 
     return Prepared(run)

@@ -9,12 +9,12 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import DTYPES, give, in_place, wide
+from phyai_backend_reference.numerics import dtype_of, give, in_place, wide
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     weight, bias = weights["weight"], weights.get("bias")
-    dtype = DTYPES[str(facts["dtype.y"])]
+    dtype = dtype_of(facts, "y")
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         x, w, b = wide(x, weight, bias)

@@ -9,7 +9,7 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import attribute, give, in_place, wide
+from phyai_backend_reference.numerics import attribute, dtype_of, give, in_place, wide
 
 
 def standardized(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -21,11 +21,12 @@ def standardized(x: torch.Tensor, eps: float) -> torch.Tensor:
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     weight, bias = weights.get("weight"), weights.get("bias")
     eps = attribute(facts, "eps", 1e-5)
+    dtype = dtype_of(facts, "y")
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         x32, w, b = wide(x, weight, bias)
         y = standardized(x32, eps)
         y = y if w is None else y * w
-        return give(y if b is None else y + b, x.dtype, out)
+        return give(y if b is None else y + b, dtype, out)
 
     return Prepared(run, refresh=in_place(weights))

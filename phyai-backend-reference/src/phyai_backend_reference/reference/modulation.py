@@ -9,10 +9,12 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import by_group, give, wide
+from phyai_backend_reference.numerics import by_group, dtype_of, give, wide
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    dtype = dtype_of(facts, "y")
+
     def run(
         x: torch.Tensor,
         scale: torch.Tensor,
@@ -27,6 +29,6 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         y = by_group(x32, len(factor)) * (1 + factor)
         y = y if offset is None else y + offset
         y = y if gain is None else y * gain
-        return give(y.reshape(x.shape), x.dtype, out)
+        return give(y.reshape(x.shape), dtype, out)
 
     return Prepared(run)

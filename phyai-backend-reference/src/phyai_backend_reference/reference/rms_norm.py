@@ -9,7 +9,7 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import attribute, give, in_place, wide
+from phyai_backend_reference.numerics import attribute, dtype_of, give, in_place, wide
 
 
 def normalized(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -20,10 +20,11 @@ def normalized(x: torch.Tensor, eps: float) -> torch.Tensor:
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     weight = weights.get("weight")
     eps, offset = attribute(facts, "eps", 1e-6), attribute(facts, "offset", 0)
+    dtype = dtype_of(facts, "y")
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         x32, w = wide(x, weight)
         y = normalized(x32, eps)
-        return give(y if w is None else y * (offset + w), x.dtype, out)
+        return give(y if w is None else y * (offset + w), dtype, out)
 
     return Prepared(run, refresh=in_place(weights))

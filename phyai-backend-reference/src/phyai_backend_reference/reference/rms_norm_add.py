@@ -9,13 +9,14 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import attribute, give, in_place, wide
+from phyai_backend_reference.numerics import attribute, dtype_of, give, in_place, wide
 from phyai_backend_reference.reference.rms_norm import normalized
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     weight = weights["weight"]
     eps, offset = attribute(facts, "eps", 1e-6), attribute(facts, "offset", 0)
+    dtype = dtype_of(facts, "y")
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None
@@ -23,6 +24,6 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         x32, r32 = wide(x, residual)
         residual.copy_(r32 + x32)
         r32, w = wide(residual, weight)
-        return give(normalized(r32, eps) * (offset + w), x.dtype, out)
+        return give(normalized(r32, eps) * (offset + w), dtype, out)
 
     return Prepared(run, refresh=in_place(weights))

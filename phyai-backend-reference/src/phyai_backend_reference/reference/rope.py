@@ -9,7 +9,7 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import attribute, give, in_place, wide
+from phyai_backend_reference.numerics import attribute, dtype_of, give, in_place, wide
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, style: str) -> torch.Tensor:
@@ -37,6 +37,7 @@ def axis_of_frequency(sections: str, interleaved: bool) -> list[int]:
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     cos_sin = weights["cos_sin"]
     style = attribute(facts, "style", "neox")
+    q_dtype, k_dtype = dtype_of(facts, "q_out"), dtype_of(facts, "k_out")
     sections = attribute(facts, "mrope_sections", None)
     axes = None
     if sections is not None:
@@ -61,6 +62,6 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         q_out, k_out = out or (None, None)
         cos, sin = angles(positions)
-        return give(rotate(q, cos, sin, style), q.dtype, q_out), give(rotate(k, cos, sin, style), k.dtype, k_out)
+        return give(rotate(q, cos, sin, style), q_dtype, q_out), give(rotate(k, cos, sin, style), k_dtype, k_out)
 
     return Prepared(run, refresh=in_place(weights))

@@ -97,7 +97,7 @@ def _fp8(variant: str, dtypes: tuple[str, ...], granularities: list[tuple[str, s
 
 def _activation(op: str, name: str, doc: str) -> Kernel:
     when = {"attrs.activation": name, **one_dtype(("x", "y"))}
-    return row(f"torch.{op}.{name}", when, f"activation:prepare_{op}", batch_invariant=True, doc=doc)
+    return row(f"torch.{op}.{name}", when, f"activation:prepare_{op}", doc=doc)
 
 
 #: On a CPU, torch's norms also take half-precision inputs with fp32 parameters.
@@ -165,7 +165,6 @@ KERNELS: tuple[Kernel, ...] = (
         "torch.gated_residual",
         one_dtype(("residual", "y")),  # x and gate are promoted with it
         "residual:prepare",
-        batch_invariant=True,
         doc="torch.addcmul",
     ),
     row(

@@ -10,6 +10,7 @@ from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_reference.numerics import give
+from phyai_backend_reference.reference.attention import batch
 from phyai_backend_reference.torch_rows import sdpa
 
 
@@ -26,7 +27,10 @@ def _padded(backend: sdpa.Backend, facts: Facts) -> Prepared:
         out: torch.Tensor | None = None,
         state: object = None,
     ) -> torch.Tensor:
-        return give(attend(q, k, v, mask), q.dtype, out)
+        if q.dim() == 4:
+            return give(attend(q, k, v, mask), q.dtype, out)
+        rows, keys, values = (t.reshape(batch(t), *t.shape[-3:]) for t in (q, k, v))
+        return give(attend(rows, keys, values, mask).reshape(q.shape), q.dtype, out)
 
     return Prepared(run)
 
@@ -68,6 +72,8 @@ def prepare_varlen(
         out: torch.Tensor | None = None,
         state: object = None,
     ) -> torch.Tensor:
-        return give(attend(q, k, v, cu_seqlens_q, cu_seqlens_k, len(k)), q.dtype, out)
+        rows, keys, values = (t.reshape(-1, *t.shape[-2:]) for t in (q, k, v))
+        o = attend(rows, keys, values, cu_seqlens_q, cu_seqlens_k, len(keys))
+        return give(o.reshape(q.shape), q.dtype, out)
 
     return Prepared(run)

@@ -16,7 +16,7 @@ from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 from phyai.quant.weight import QuantizedWeight
 
-from phyai_backend_reference.numerics import DTYPES, give, wide
+from phyai_backend_reference.numerics import dtype_of, give, wide
 
 TOP = 448.0  # the largest float8_e4m3
 
@@ -37,7 +37,7 @@ def _prepare(facts: Facts, weights: Mapping[str, Any], *, rowwise: bool) -> Prep
     weight: QuantizedWeight = weights["weight"]
     bias = weights.get("bias")
     n, k = weight.shape
-    dtype = DTYPES[str(facts["dtype.y"])]
+    dtype = dtype_of(facts, "y")
     per_token = facts["quant.activation_granularity"] == "token"
     transposed = weight.codes.T
     scale_b = _weight_scale(weight, rowwise)

@@ -12,6 +12,8 @@ def split(total: int, parts: int, generator: Any) -> Any:
     """``parts`` random lengths that sum to ``total``; each at least 1 where that fits."""
     import torch
 
+    if not parts:
+        return torch.zeros(0, dtype=torch.int64)
     least = 1 if total >= parts else 0
     extra = torch.randint(0, parts, (total - least * parts,), generator=generator)
     return least + torch.bincount(extra, minlength=parts)
