@@ -32,7 +32,7 @@ from phyai.policy import Defaults, Policy, parse_policy
 from phyai.predicates import match
 from phyai.resolver import resolve
 
-LOOPS = 1000  # statements per sample
+LOOPS = 200  # statements per sample
 KERNELS, RULES = 200, 1000
 BACKENDS, ROLES = 8, ("vision", "prefix", "expert", "head")
 CPU = Environment(Device("cpu"))
@@ -191,7 +191,7 @@ def _subprocess(code: str) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=1500)
     args = parser.parse_args()
     torch.set_num_threads(1)
 

@@ -137,6 +137,8 @@ def _decided_by(ranking: Order, judged: Judged, aspects: Aspects) -> str:
     """The layer whose say put the first kernel there: a restriction's where only it left others out."""
     if judged.narrowed and aspects.restriction is not None and len(ranking.kernels) == 1:
         return str(aspects.restriction.layer)
+    if judged.fallback:
+        return str(aspects.fallback.layer) if aspects.fallback is not None else "defaults"
     return ranking.decided_by
 
 

@@ -46,27 +46,26 @@ def order(
     ``parts`` maps a decomposition's id to the kernels that its parts resolve to: a preference that names
     all of them names it. ``fallback`` are the patterns, in order, that a restriction was relaxed to.
     """
-    rules = aspects.prefer
-    of_rules = [_positions(rule.prefer, parts) for rule in rules]
+    of_rules = [_positions(rule.prefer, parts) for rule in aspects.prefer]
     of_fallback = _positions(fallback, parts)
     tie_of = {backend: place for place, backend in enumerate(ties)}
-    places: dict[str, tuple[int, ...]] = {}  # in each rule's list
-    strong: dict[str, tuple[object, ...]] = {}  # all that orders kernels of different backends
-    full: dict[str, tuple[object, ...]] = {}
+    rows = []
     for kernel in eligible:
         id, backend = kernel.id, kernel.backend
-        places[id] = tuple([position(id) for position in of_rules])
-        # Inside a band, the decomposition comes after every fused kernel.
-        strong[id] = (of_fallback(id) if fallback else 0, places[id], -kernel.band, backend == DECOMPOSED)
-        full[id] = (*strong[id], tie_of.get(backend, len(ties)), backend, -kernel.rank, id)
-    ranked = sorted(eligible, key=lambda k: full[k.id])
-    level = [k for k in ranked if strong[k.id] == strong[ranked[0].id]]
+        places = tuple([position(id) for position in of_rules])
+        # Inside a band, the decomposition comes after every fused kernel. That is all that orders backends.
+        strong = (of_fallback(id) if fallback else 0, places, -kernel.band, backend == DECOMPOSED)
+        rows.append((strong, tie_of.get(backend, len(ties)), backend, -kernel.rank, id, kernel))
+    rows.sort()  # ids are unique, so that kernels are never compared
+    level = [row[-1] for row in rows if row[0] == rows[0][0]]
 
     def accepted() -> tuple[Accepted, ...]:
         why = _reasons(aspects, fallback)
-        return tuple(Accepted(k.id, i, *why(k, places[k.id])) for i, k in enumerate(ranked))
+        return tuple(Accepted(row[-1].id, i, *why(row[-1], row[0][1])) for i, row in enumerate(rows))
 
-    return Order(tuple(ranked), accepted, _decided_by(ranked, rules, places), _tied(level, ties))
+    first, second = (rows * 2)[:2]
+    decided_by = _decided_by((first[-1], first[0][1]), (second[-1], second[0][1]), aspects.prefer)
+    return Order(tuple(row[-1] for row in rows), accepted, decided_by, _tied(level, ties))
 
 
 def _tied(level: Sequence[Kernel], ties: Sequence[str]) -> tuple[Kernel, ...]:
@@ -130,14 +129,16 @@ def _reasons(
     return why
 
 
-def _decided_by(ranked: Sequence[Kernel], rules: Sequence[Rule], positions: Mapping[str, tuple[int, ...]]) -> str:
-    """The layer by which the first kernel stands before the second."""
-    if len(ranked) == 1:
+def _decided_by(
+    first: tuple[Kernel, tuple[int, ...]], second: tuple[Kernel, tuple[int, ...]], rules: Sequence[Rule]
+) -> str:
+    """The layer by which the first kernel, with its places in the rules' lists, stands before the second."""
+    (winner, places), (runner_up, others) = first, second
+    if winner is runner_up:
         return CAPABILITY
-    first, second = ranked[:2]
-    for rule, a, b in zip(rules, positions[first.id], positions[second.id], strict=True):
+    for rule, a, b in zip(rules, places, others, strict=True):
         if a != b:
             return str(rule.layer)
-    if first.band != second.band or is_decomposition(second):
+    if winner.band != runner_up.band or is_decomposition(runner_up):
         return BANDS
-    return RANKS if first.backend == second.backend else TIES
+    return RANKS if winner.backend == runner_up.backend else TIES
