@@ -38,6 +38,9 @@ __device__ __forceinline__ void bulk_load(u32 dst, const void* src, u32 bytes, u
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
         ::"r"(dst), "l"(src), "r"(bytes), "r"(bar) : "memory");
 }
+__device__ __forceinline__ void prefetch_l2(const void* src, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
+}
 // 16 bytes from L2 into shared memory, asynchronously, in groups.
 __device__ __forceinline__ void copy16(u32 dst, const void* src) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
@@ -98,7 +101,7 @@ __device__ __forceinline__ float4 as_float4(uint4 v) {
 __device__ __forceinline__ u64 gmma_desc(u32 addr) {  // K-major, or MN-major 64 wide: 1,024 bytes between atoms
     return static_cast<u64>((addr & 0x3FFFF) >> 4) | (1ull << 16) | (static_cast<u64>(1024 >> 4) << 32) | (1ull << 62);
 }
-// The same, known to be uniform over the warp: then the steps along K are uniform additions, and the products are issued
+// The same, known to be uniform over the warp: then the steps along K are uniform additions, and products are issued
 // back to back instead of each waiting for its descriptor.
 __device__ __forceinline__ u64 uniform_desc(u32 addr) {
     return gmma_desc(__shfl_sync(~0u, addr, 0));

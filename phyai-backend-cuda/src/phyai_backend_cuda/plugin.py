@@ -1,0 +1,23 @@
+"""The plug-in: what this distribution offers. Importing it imports neither torch nor triton."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from phyai.environment import Library
+from phyai.kernel import Kernel
+from phyai.plugins import hookimpl
+
+from phyai_backend_cuda.rows import KERNELS
+
+PLUGIN_API = 1
+
+
+@hookimpl
+def phyai_kernels() -> Iterable[Kernel]:
+    return KERNELS
+
+
+@hookimpl
+def phyai_libraries() -> Iterable[Library]:
+    return (Library("triton", ("triton",), "3.6.0"),)

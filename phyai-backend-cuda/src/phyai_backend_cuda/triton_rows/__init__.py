@@ -1,0 +1,1 @@
+"""Triton kernels and their ``prepare`` functions. Imported when one of them is prepared."""

@@ -1,0 +1,1 @@
+"""FlashInfer's kernels as rows of PhyAI's catalog."""

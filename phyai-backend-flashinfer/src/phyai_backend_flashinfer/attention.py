@@ -1,0 +1,107 @@
+"""``attention_paged`` and ``attention``: FlashInfer's prefill kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from phyai.facts import Facts
+from phyai.kernel import Prepared, Resources
+
+#: What FlashInfer asks for: split-KV partial results of a whole batch.
+WORKSPACE = 128 << 20
+
+
+def _scores(facts: Facts) -> dict[str, Any]:
+    """The keyword arguments of both ``plan`` and ``single_prefill`` that describe the scores."""
+    window, soft_cap, scale = (facts.get(f"attrs.{name}") for name in ("window", "soft_cap", "scale"))
+    return {
+        "causal": bool(facts.get("attrs.causal", False)),
+        "window_left": -1 if window is None else int(window) - 1,  # ours counts the query's own key
+        "logits_soft_cap": None if soft_cap is None else float(soft_cap),
+        "sm_scale": None if scale is None else float(scale),
+    }
+
+
+class _Paged:
+    """One wrapper per batch size, made for the whole cache: whatever lengths come later fit its index buffers, so a
+    captured graph stays valid when it is planned again."""
+
+    def __init__(self, backend: str, facts: Facts, resources: Resources) -> None:
+        self.backend, self.resources = backend, resources
+        self.pages, self.page_size = int(facts["shape.pages"]), int(facts["shape.page_size"])
+        self.heads = tuple(int(facts[f"shape.{name}"]) for name in ("heads", "kv_heads", "head_dim"))
+        self.scores = _scores(facts)
+        self.dtype = torch.bfloat16 if facts["dtype.q"] == "bf16" else torch.float16
+        key = (self.pages, self.page_size, *self.heads, self.dtype, *sorted(self.scores.items()))
+        self.key = (f"flashinfer.attention_paged.{backend}", *key)
+        self.workspace = resources.workspace(f"flashinfer.{backend}", WORKSPACE)
+
+    def _wrapper(self, batch: int) -> Any:
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+        def buffer(size: int) -> torch.Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=self.workspace.device)
+
+        return BatchPrefillWithPagedKVCacheWrapper(
+            self.workspace, "NHD", use_cuda_graph=True, backend=self.backend, qo_indptr_buf=buffer(batch + 1),
+            paged_kv_indptr_buf=buffer(batch + 1), paged_kv_indices_buf=buffer(max(self.pages, batch)),
+            paged_kv_last_page_len_buf=buffer(batch),
+        )  # fmt: skip
+
+    def plan(self, metadata: Mapping[str, torch.Tensor]) -> Any:
+        """Reads the metadata on the host: give host tensors where waiting for the device matters."""
+        batch = metadata["last_page_len"].numel()
+        wrapper = self.resources.shared((*self.key, batch), lambda: self._wrapper(batch))
+        heads, kv_heads, head_dim = self.heads
+        wrapper.plan(
+            metadata["cu_seqlens_q"], metadata["kv_indptr"], metadata["kv_indices"], metadata["last_page_len"],
+            heads, kv_heads, head_dim, self.page_size, q_data_type=self.dtype, kv_data_type=self.dtype, **self.scores,
+        )  # fmt: skip
+        return wrapper
+
+    def run(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None = None,
+        state: Any = None,
+    ) -> torch.Tensor:  # fmt: skip
+        return state.run(q, (k_cache, v_cache), out=out)
+
+    def prepared(self) -> Prepared:
+        return Prepared(self.run, plan=self.plan, plan_key=self.key)
+
+
+def prepare_fa2(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    return _Paged("fa2", facts, resources).prepared()
+
+
+def prepare_fa3(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    return _Paged("fa3", facts, resources).prepared()
+
+
+def _single(backend: str, facts: Facts) -> Prepared:
+    from flashinfer import single_prefill_with_kv_cache
+
+    call: Callable[..., torch.Tensor] = single_prefill_with_kv_cache
+    scores = _scores(facts)
+
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: None = None, cu_seqlens_q: None = None,
+        cu_seqlens_k: None = None, out: torch.Tensor | None = None, state: object = None,
+    ) -> torch.Tensor:  # fmt: skip
+        o = call(q.flatten(0, -3), k.flatten(0, -3), v.flatten(0, -3), backend=backend, **scores).view(q.shape)
+        return o if out is None else out.copy_(o)
+
+    return Prepared(run)
+
+
+def prepare_single_fa2(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+) -> Prepared:
+    return _single("fa2", facts)
+
+
+def prepare_single_fa3(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+) -> Prepared:
+    return _single("fa3", facts)
