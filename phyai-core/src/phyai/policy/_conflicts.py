@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from phyai.catalog import Catalog
@@ -16,10 +17,13 @@ from phyai.policy._index import bits
 from phyai.policy._model import Location, Rule
 from phyai.policy._overlap import may_overlap
 from phyai.policy._problems import Report
-from phyai.predicates import TRUE, PredicateError, Signature, intersect
+from phyai.predicates import TRUE, AllOf, AnyOf, Glob, Predicate, PredicateError, Signature, intersect
 
-#: Pairs of rules that are compared exactly; a file with more pairs left over is told so.
+#: The exact comparisons that are made for one file, in pairs of alternatives (a rule without ``any_of`` is one
+#: alternative). A file with more to compare is told so.
 MAX_COMPARISONS = 5_000
+#: The alternatives of a rule beyond which it is not searched for a call that matches.
+MAX_ALTERNATIVES = 256
 NOWHERE = Location("<policy>", 1, 1)
 
 
@@ -58,13 +62,15 @@ class _Conflicts:
         self._catalog = catalog
         self._report = report
         self._compared = 0
+        self._incomplete = False
 
     @cached_property
     def _signatures(self) -> dict[str, Signature]:
         return {op.name: Signature.of(op) for op in self._catalog.ops}
 
     def check_reachable(self, rule: Rule) -> None:
-        if rule.match != TRUE and self._witness(rule, rule) is None:
+        few = _alternatives(rule.match) <= MAX_ALTERNATIVES
+        if few and rule.match != TRUE and self._witness(rule, rule) is None:
             what = f"no call can match rule `{rule.id}`: no value of its facts satisfies every condition"
             self._report.warn(rule.location or NOWHERE, what, str(rule.match)[:120])
 
@@ -86,12 +92,17 @@ class _Conflicts:
         aspects = [a for a in aspects if not a.startswith("params.") or self._share_a_kernel(first, second)]
         if not aspects:
             return
-        self._compared += 1
-        if self._compared > MAX_COMPARISONS:
-            if self._compared == MAX_COMPARISONS + 1:
-                what = f"so many rules overlap that only {MAX_COMPARISONS:,} pairs were compared for conflicts"
-                self._report.warn(second.location or NOWHERE, what, None, "give rules different priorities")
+        work = _alternatives(first.match) * _alternatives(second.match)
+        if self._compared + work > MAX_COMPARISONS:
+            if not self._incomplete:
+                what = (
+                    f"so many rules overlap that not all pairs were compared for conflicts; rule `{second.id}` is the"
+                )
+                advice = "give rules different priorities, or say fewer alternatives in one"
+                self._report.warn(second.location or NOWHERE, f"{what} first that was not", None, advice)
+            self._incomplete = True
             return
+        self._compared += work
         witness = self._witness(first, second)
         if witness is None:
             return
@@ -132,6 +143,16 @@ def _differing(said: Sequence[Mapping[str, Hashable]]) -> list[dict[str, int]]:
             same[statement] = same.get(statement, 0) | 1 << i
     everyone = {aspect: sum(masks.values()) for aspect, masks in speaking.items()}
     return [{a: everyone[a] & ~speaking[a][statement] for a, statement in aspects.items()} for aspects in said]
+
+
+def _alternatives(predicate: Predicate) -> int:
+    """How many conjunctions of literals a predicate comes down to, at most; a glob of many stars counts for more."""
+    if isinstance(predicate, Glob):
+        stars = predicate.pattern.count("*")
+        return 1 if stars <= 4 else stars * stars
+    if isinstance(predicate, AllOf):
+        return prod(map(_alternatives, predicate.parts))
+    return sum(map(_alternatives, predicate.parts)) if isinstance(predicate, AnyOf) else 1
 
 
 def _patterns(rule: Rule) -> tuple[str, ...]:

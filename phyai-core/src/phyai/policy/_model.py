@@ -118,7 +118,10 @@ class NumericsDemand:
 
 @attrs.frozen
 class Rule:
-    """One rule. ``params`` and the patterns of kernels are as validated; op aliases in them are resolved."""
+    """One rule. ``params`` and the patterns of kernels are as validated; op aliases in them are resolved.
+
+    ``notes`` says of kernels, by id, what is behind the rule (tuning: their timings); explanations show it.
+    """
 
     id: str
     match: Predicate
@@ -130,6 +133,7 @@ class Rule:
     fallback: tuple[str, ...] = ()
     layer: Layer = Layer.USER
     location: Location | None = attrs.field(default=None, eq=False)
+    notes: Mapping[str, str] = attrs.field(factory=dict, eq=False)
 
     @property
     def strength(self) -> tuple[int, int]:

@@ -13,6 +13,12 @@ from phyai.policy._model import Location
 
 #: A report stops here: nobody reads more, and a file could be made to yield millions.
 MAX_PROBLEMS = 100
+#: How much of the offending text a problem quotes.
+MAX_QUOTED = 120
+
+
+def _shortened(text: str | None) -> str | None:
+    return text if text is None or len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 1] + "…"
 
 
 @attrs.frozen
@@ -25,7 +31,7 @@ class Problem:
 
     location: Location
     message: str
-    got: str | None = None
+    got: str | None = attrs.field(default=None, converter=_shortened)
     suggestion: str | None = None
     #: For two rules that conflict: a call that both match.
     witness: Facts | None = attrs.field(default=None, repr=False)

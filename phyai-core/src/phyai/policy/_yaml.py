@@ -35,6 +35,7 @@ MAX_BYTES = 4 * 1024 * 1024
 MAX_NODES = 100_000
 MAX_DEPTH = 64
 MAX_SCALAR = 10_000
+MAX_LINE = 256 * 1024  # the parser takes more than linear time over one token
 
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -113,6 +114,9 @@ def read_yaml(data: str | bytes, file: str) -> Node:
     if len(data) > MAX_BYTES:
         raise _problem(file, 1, 1, f"the file has {len(data):,} bytes; a policy file may have {MAX_BYTES:,}")
     text = _decoded(data, file) if isinstance(data, bytes) else data
+    for number, line in enumerate(text.split("\n"), 1):
+        if len(line) > MAX_LINE:
+            raise _problem(file, number, 1, f"a line of {len(line):,} characters; at most {MAX_LINE:,} are read")
     return _Composer(text.removeprefix("\ufeff"), file).document()
 
 
