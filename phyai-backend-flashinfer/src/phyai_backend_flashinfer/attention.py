@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
@@ -24,6 +25,14 @@ def _scores(facts: Facts) -> dict[str, Any]:
     }
 
 
+@attrs.define
+class Planned:
+    """What a plan leaves for the runs of a step: the wrapper, and how many rows of q belong to requests."""
+
+    wrapper: Any
+    rows: int = 0
+
+
 class _Paged:
     """One wrapper per batch size, made for the whole cache: whatever lengths come later fit its index buffers, so a
     captured graph stays valid when it is planned again."""
@@ -38,34 +47,42 @@ class _Paged:
         self.key = (f"flashinfer.attention_paged.{backend}", *key)
         self.workspace = resources.workspace(f"flashinfer.{backend}", WORKSPACE)
 
-    def _wrapper(self, batch: int) -> Any:
+    def _make(self, batch: int) -> Planned:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
         def buffer(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int32, device=self.workspace.device)
 
-        return BatchPrefillWithPagedKVCacheWrapper(
+        wrapper = BatchPrefillWithPagedKVCacheWrapper(
             self.workspace, "NHD", use_cuda_graph=True, backend=self.backend, qo_indptr_buf=buffer(batch + 1),
             paged_kv_indptr_buf=buffer(batch + 1), paged_kv_indices_buf=buffer(max(self.pages, batch)),
             paged_kv_last_page_len_buf=buffer(batch),
         )  # fmt: skip
+        return Planned(wrapper)
 
-    def plan(self, metadata: Mapping[str, torch.Tensor]) -> Any:
+    def plan(self, metadata: Mapping[str, torch.Tensor]) -> Planned:
         """Reads the metadata on the host: give host tensors where waiting for the device matters."""
         batch = metadata["last_page_len"].numel()
-        wrapper = self.resources.shared((*self.key, batch), lambda: self._wrapper(batch))
+        planned: Planned = self.resources.shared((*self.key, batch), lambda: self._make(batch))
         heads, kv_heads, head_dim = self.heads
-        wrapper.plan(
+        planned.rows = int(metadata["cu_seqlens_q"][-1])
+        planned.wrapper.plan(
             metadata["cu_seqlens_q"], metadata["kv_indptr"], metadata["kv_indices"], metadata["last_page_len"],
             heads, kv_heads, head_dim, self.page_size, q_data_type=self.dtype, kv_data_type=self.dtype, **self.scores,
         )  # fmt: skip
-        return wrapper
+        return planned
 
     def run(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None = None,
-        state: Any = None,
+        state: Planned | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        return state.run(q, (k_cache, v_cache), out=out)
+        assert state is not None, "attention_paged runs with the state that plan(metadata) returned"
+        o = torch.empty_like(q) if out is None else out
+        if state.rows:
+            state.wrapper.run(q[: state.rows], (k_cache, v_cache), out=o[: state.rows])
+        if state.rows < len(q):  # rows of no request
+            o[state.rows :].zero_()
+        return o
 
     def prepared(self) -> Prepared:
         return Prepared(self.run, plan=self.plan, plan_key=self.key)

@@ -1,0 +1,175 @@
+"""FlashInfer's rows: what they take, and why not; on a GPU with the library, their numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from phyai.environment import Environment
+from phyai.facts import Facts
+from phyai.kernel import Kernel, Prepared
+from phyai_backend_flashinfer.rows import KERNELS
+
+BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}
+EXPERT = {
+    "shape.T": 50, "shape.heads": 8, "shape.kv_heads": 1, "shape.head_dim": 256, "shape.pages": 1,
+    "shape.page_size": 1024, "dtype.q": "bf16", "dtype.k_cache": "bf16", "dtype.v_cache": "bf16", "dtype.o": "bf16",
+    "attrs.causal": False,
+}  # fmt: skip
+
+
+def on(device: str, changes: Mapping[str, Any] = {}, version: str | None = "0.7.4") -> Facts:
+    facts = Environment.simulated(device, libraries=()).facts()
+    return facts.replace({"lib.flashinfer": version, **EXPERT, **changes})
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
+def test_without_the_library_a_row_says_so(kernel: Kernel) -> None:
+    reason = kernel.when.why_not(on("h200", version=None))
+    assert reason is not None
+    assert "flashinfer" in reason
+
+
+@pytest.mark.parametrize(
+    ("variant", "device", "takes"),
+    [("fa2", "h200", True), ("fa3", "h200", True), ("fa2", "a100", True), ("fa3", "a100", False), ("fa3", "b200", False)],
+)
+def test_fa3_is_hoppers(variant: str, device: str, takes: bool) -> None:
+    assert BY_ID[f"flashinfer.attention_paged.{variant}"].when.holds(on(device)) == takes
+
+
+@pytest.mark.parametrize(("head_dim", "takes"), [(64, True), (72, False), (128, True), (256, True), (512, False)])
+def test_head_sizes(head_dim: int, takes: bool) -> None:
+    when = BY_ID["flashinfer.attention_paged.fa2"].when
+    assert when.holds(on("h200", {"shape.head_dim": head_dim})) == takes
+
+
+def test_mixed_dtypes_are_refused() -> None:
+    assert not BY_ID["flashinfer.attention_paged.fa2"].when.holds(on("h200", {"dtype.k_cache": "fp16"}))
+
+
+# ---------------------------------------------------------------------------------------------- on a GPU
+
+gpu = pytest.mark.gpu
+if not torch.cuda.is_available():
+    WHY_NOT = "needs an NVIDIA GPU"
+elif importlib.util.find_spec("flashinfer") is None:
+    WHY_NOT = "needs flashinfer-python"
+else:
+    WHY_NOT = ""
+here = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "has both")
+
+
+class Resources:
+    """What an engine would lend."""
+
+    def __init__(self) -> None:
+        self.objects: dict[object, Any] = {}
+
+    def workspace(self, key: str, nbytes: int) -> torch.Tensor:
+        return self.shared(key, lambda: torch.zeros(nbytes, dtype=torch.uint8, device="cuda"))
+
+    def shared(self, key: object, make: Callable[[], Any]) -> Any:
+        if key not in self.objects:
+            self.objects[key] = make()
+        return self.objects[key]
+
+    def site(self, part: str, op: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+def prepare(id: str, facts: Mapping[str, Any], **weights: torch.Tensor) -> Prepared:
+    return BY_ID[id].load()(Facts(facts), weights, {}, Resources())
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").bfloat16()
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=1e-2)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """[S, heads, D] queries over one key head, in float64."""
+    scores = q.double().transpose(0, 1) @ k.double()[:, 0].T * q.shape[-1] ** -0.5
+    return (scores.softmax(-1) @ v.double()[:, 0]).transpose(0, 1)
+
+
+@gpu
+@here
+@pytest.mark.parametrize("variant", ["fa2"])
+def test_paged_attention_replays_with_other_lengths(variant: str) -> None:
+    prepared = prepare(f"flashinfer.attention_paged.{variant}", EXPERT)
+    assert prepared.plan is not None
+    q, caches = normal(52, 8, 256), [normal(1, 1024, 1, 256) for _ in range(2)]
+
+    def plan(length: int) -> Any:
+        values = {"cu_seqlens_q": [0, 50], "kv_indptr": [0, 1], "kv_indices": [0], "last_page_len": [length]}
+        return prepared.plan({name: torch.tensor(v, dtype=torch.int32) for name, v in values.items()})
+
+    state = plan(1018)
+    prepared.run(q, *caches, state=state)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = prepared.run(q, *caches, state=state)
+    for length in (1018, 300, 64):
+        assert plan(length) is state
+        o.fill_(float("nan"))
+        graph.replay()
+        close(o[:50], attend(q[:50], caches[0][0, :length], caches[1][0, :length]))
+        assert not o[50:].any(), "rows of no request are zero"
+
+
+@gpu
+@here
+def test_single_attention() -> None:
+    q, k, v = normal(1, 40, 8, 256), normal(1, 70, 1, 256), normal(1, 70, 1, 256)
+    close(prepare("flashinfer.attention.fa2", {"attrs.layout": "padded"}).run(q, k, v)[0], attend(q[0], k[0], v[0]))
+
+
+@gpu
+@here
+@pytest.mark.parametrize("offset", [0, 1])
+def test_norms(offset: int) -> None:
+    x, residual, w = normal(3, 7, 1024), normal(3, 7, 1024), normal(1024)
+    facts = {"attrs.eps": 1e-6, "attrs.offset": offset, "shape.D": 1024}
+
+    def norm(t: torch.Tensor) -> torch.Tensor:
+        return t * torch.rsqrt(t.pow(2).mean(-1, keepdim=True) + 1e-6) * (offset + w.double())
+
+    close(prepare("flashinfer.rms_norm", facts, weight=w).run(x), norm(x.double()))
+    total, before = x.double() + residual.double(), x.clone()
+    y = prepare("flashinfer.rms_norm_add", facts, weight=w).run(x, residual)
+    torch.testing.assert_close(y.double(), norm(total), rtol=2e-2, atol=2e-2)
+    close(residual, total)
+    assert torch.equal(x, before), "x is the caller's"
+
+
+@gpu
+@here
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+def test_gated_activation(kind: str) -> None:
+    x = normal(5, 2 * 512)
+    gate, up = x.double().chunk(2, -1)
+    F = torch.nn.functional
+    act = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda t: F.gelu(t, approximate="tanh")}[kind]
+    close(prepare("flashinfer.gated_activation", {"attrs.activation": kind}).run(x), act(gate) * up)
+
+
+@gpu
+@here
+def test_rope_leaves_its_inputs() -> None:
+    q, k, positions = normal(5, 8, 256), normal(5, 1, 256), torch.tensor([4, 0, 9, 1, 1], device="cuda")
+    angle = torch.arange(10, device="cuda")[:, None] / 100.0 ** (torch.arange(128, device="cuda") / 128)
+    cos_sin = torch.cat((angle.cos(), angle.sin()), -1).float()
+    before = q.clone()
+    got = prepare("flashinfer.rope", EXPERT, cos_sin=cos_sin).run(q, k, positions)
+    cos, sin = cos_sin[positions].double()[:, None].chunk(2, -1)
+    for y, x in zip(got, (q, k), strict=True):
+        a, b = x.double().chunk(2, -1)
+        close(y, torch.cat((a * cos - b * sin, b * cos + a * sin), -1))
+    assert torch.equal(q, before)
