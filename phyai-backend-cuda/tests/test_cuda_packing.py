@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -54,12 +56,13 @@ def test_rope_partners_are_neighbours() -> None:
 def test_octets_cover_qkv_once() -> None:
     starts = [first_octet(b) for b in range(BLOCKS)] + [320]
     assert starts[0] == 0
-    assert {b - a for a, b in zip(starts, starts[1:], strict=False)} == {2, 3}
+    assert {b - a for a, b in itertools.pairwise(starts)} == {2, 3}
 
 
 def test_rotation_starts_every_block_at_its_own_chunk() -> None:
     tiles = torch.arange(12).view(3, 4, 1)
-    assert rotate_chunks(tiles, torch.tensor([0, 1, 5]))[..., 0].tolist() == [[0, 1, 2, 3], [5, 6, 7, 4], [9, 10, 11, 8]]
+    rotated = rotate_chunks(tiles, torch.tensor([0, 1, 5]))[..., 0]
+    assert rotated.tolist() == [[0, 1, 2, 3], [5, 6, 7, 4], [9, 10, 11, 8]]
 
 
 def test_a_block_of_the_down_weight_is_its_rows_and_its_eighth_of_k() -> None:

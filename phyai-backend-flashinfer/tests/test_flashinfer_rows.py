@@ -35,7 +35,13 @@ def test_without_the_library_a_row_says_so(kernel: Kernel) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "device", "takes"),
-    [("fa2", "h200", True), ("fa3", "h200", True), ("fa2", "a100", True), ("fa3", "a100", False), ("fa3", "b200", False)],
+    [
+        ("fa2", "h200", True),
+        ("fa3", "h200", True),
+        ("fa2", "a100", True),
+        ("fa3", "a100", False),
+        ("fa3", "b200", False),
+    ],
 )
 def test_fa3_is_hoppers(variant: str, device: str, takes: bool) -> None:
     assert BY_ID[f"flashinfer.attention_paged.{variant}"].when.holds(on(device)) == takes

@@ -1,0 +1,227 @@
+"""Rows of the CUDA, FlashInfer and torch backends at π0.5's shapes: µs in a CUDA graph, cold weights, beside the floor.
+
+    python benchmarks/gpu_rows.py --out benchmarks/results/rows.json
+
+Every figure is the time of one call among 40 in one graph, each with its own inputs and weights, so that a GEMM finds
+its weights in memory and not in L2; the median of 20 replays. The floor is the bytes that must move at 4.25 TB/s.
+"""
+
+# ruff: noqa: B023 - every closure is called before the loop goes on
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from phyai.facts import Facts
+from phyai.kernel import Prepared
+
+CALLS, BANDWIDTH = 40, 4.25e12
+F = torch.nn.functional
+
+
+class Resources:
+    """What an engine lends."""
+
+    def __init__(self) -> None:
+        self.objects: dict[object, Any] = {}
+
+    def workspace(self, key: str, nbytes: int) -> torch.Tensor:
+        return self.shared((key, nbytes), lambda: torch.zeros(nbytes, dtype=torch.uint8, device="cuda"))
+
+    def shared(self, key: object, make: Callable[[], Any]) -> Any:
+        if key not in self.objects:
+            self.objects[key] = make()
+        return self.objects[key]
+
+    def site(self, part: str, op: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+RESOURCES = Resources()
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").bfloat16()
+
+
+def microseconds(calls: list[Callable[[], Any]]) -> float:
+    """Of one of ``calls``, which are captured in one graph."""
+    for call in calls[:2]:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for _ in range(23):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return sorted(times[3:])[10] * 1e3 / len(calls)
+
+
+def kernels() -> dict[str, Any]:
+    from phyai_backend_cuda.rows import KERNELS as OURS
+    from phyai_backend_flashinfer.rows import KERNELS as FLASHINFER
+
+    return {kernel.id: kernel for kernel in (*OURS, *FLASHINFER)}
+
+
+def prepared(id: str, facts: Mapping[str, Any], weights: Mapping[str, Any], params: Mapping[str, Any]) -> Prepared:
+    return kernels()[id].load()(Facts(facts), weights, params, RESOURCES)
+
+
+class Table:
+    """Collects figures; a row that fails is recorded and the rest goes on."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.rows = out, []
+
+    def time(self, what: str, who: str, nbytes: int, calls: Callable[[], list[Callable[[], Any]]]) -> None:
+        row: dict[str, Any] = {"call": what, "kernel": who, "floor_us": round(nbytes / BANDWIDTH * 1e6, 2)}
+        try:
+            row["us"] = round(microseconds(calls()), 2)
+        except Exception as error:
+            row["error"] = f"{type(error).__name__}: {error}"[:300]
+        self.rows.append(row)
+        print(json.dumps(row), flush=True)
+        report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": self.rows}
+        self.out.write_text(json.dumps(report, indent=1) + "\n")
+
+    def row(
+        self, what: str, id: str, nbytes: int, facts: Mapping[str, Any],
+        make: Callable[[], tuple[dict[str, Any], tuple]], params: Mapping[str, Any] = {},
+    ) -> None:  # fmt: skip
+        """A row of the catalog; ``make`` gives the weights and the inputs of a fresh call."""
+
+        def calls() -> list[Callable[[], Any]]:
+            result = []
+            for _ in range(CALLS):
+                weights, inputs = make()
+                run = prepared(id, facts, weights, params).run
+                result.append(lambda run=run, inputs=inputs: run(*inputs))
+            return result
+
+        self.time(what, id + ("" if not params else f" {dict(params)}"), nbytes, calls)
+
+    def plain(self, what: str, who: str, nbytes: int, make: Callable[[], Callable[[], Any]]) -> None:
+        self.time(what, who, nbytes, lambda: [make() for _ in range(CALLS)])
+
+
+def gemms(table: Table) -> None:
+    for name, n, k in (("qkv", 2560, 1024), ("o", 1024, 2048), ("gate_up", 8192, 1024), ("down", 1024, 4096)):
+        what, nbytes = f"expert {name} M=50 N={n} K={k}", 2 * (n * k + 50 * (n + k))
+        table.plain(what, "torch.gemm (cuBLAS)", nbytes, lambda: mm(normal(50, k), normal(n, k)))
+        for params in ({}, {"block_n": 16}, {"block_n": 64}, {"block_n": 64, "block_k": 64}, {"split": 1}):
+            facts = {"shape.N": n, "shape.K": k, "device.sm_count": 132}
+            table.row(
+                what, "cuda.gemm.skinny", nbytes, facts, lambda: ({"weight": normal(n, k)}, (normal(50, k),)), params
+            )
+
+
+def mm(x: torch.Tensor, w: torch.Tensor) -> Callable[[], Any]:
+    return lambda: F.linear(x, w)
+
+
+def norms(table: Table) -> None:
+    for m, d in ((50, 1024), (968, 2048)):
+        what, nbytes, facts = f"rms_norm M={m} D={d}", 4 * m * d, {"shape.D": d, "attrs.eps": 1e-6, "attrs.offset": 0}
+        table.plain(what, "torch.rms_norm", nbytes, lambda: bind(F.rms_norm, normal(m, d), (d,), normal(d)))
+        for id in ("cuda.rms_norm", "flashinfer.rms_norm"):
+            table.row(what, id, nbytes, facts, lambda: ({"weight": normal(d)}, (normal(m, d),)))
+        what, nbytes = f"rms_norm_add M={m} D={d}", 8 * m * d
+        for id in ("cuda.rms_norm_add", "flashinfer.rms_norm_add"):
+            table.row(what, id, nbytes, facts, lambda: ({"weight": normal(d)}, (normal(m, d), normal(m, d))))
+    table.row("ada_rms_norm M=50 D=1024", "cuda.ada_rms_norm", 4 * 50 * 1024, {"shape.D": 1024},
+              lambda: ({}, (normal(50, 1024), normal(1, 3072))))  # fmt: skip
+    table.plain("ada_rms_norm M=50 D=1024", "torch, eager", 4 * 50 * 1024, ada)
+    table.row("gated_residual M=50 D=1024", "cuda.gated_residual", 6 * 50 * 1024, {"shape.D": 1024},
+              lambda: ({}, (normal(50, 1024), normal(50, 1024), normal(1, 1024))))  # fmt: skip
+    table.plain("gated_residual M=50 D=1024", "torch.addcmul", 6 * 50 * 1024,
+                lambda: bind(torch.addcmul, normal(50, 1024), normal(50, 1024), normal(1, 1024)))  # fmt: skip
+    what = "layer_norm M=768 D=1152"
+    table.row(what, "cuda.layer_norm", 4 * 768 * 1152, {"shape.D": 1152},
+              lambda: ({"weight": normal(1152), "bias": normal(1152)}, (normal(768, 1152),)))  # fmt: skip
+    table.plain(what, "torch.layer_norm", 4 * 768 * 1152,
+                lambda: bind(F.layer_norm, normal(768, 1152), (1152,), normal(1152), normal(1152)))  # fmt: skip
+
+
+def bind(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    return lambda: function(*arguments)
+
+
+def ada() -> Callable[[], Any]:
+    x, modulation = normal(50, 1024), normal(1, 3072)
+
+    def call() -> torch.Tensor:
+        scale, shift, _ = modulation.chunk(3, -1)
+        return F.rms_norm(x, (1024,)) * (1 + scale) + shift
+
+    return call
+
+
+def activations(table: Table) -> None:
+    for m, width in ((50, 4096), (968, 16384)):
+        what, nbytes = f"gated_activation gelu_tanh M={m} I={width}", 6 * m * width
+        facts = {"shape.I": width, "attrs.activation": "gelu_tanh"}
+        for id in ("cuda.gated_activation", "flashinfer.gated_activation"):
+            table.row(what, id, nbytes, facts, lambda: ({}, (normal(m, 2 * width),)))
+
+
+def rotary(table: Table) -> None:
+    cos_sin = torch.randn(2048, 256, device="cuda")
+    for m, k in ((50, 1024), (968, 2048)):
+        positions = torch.arange(m, device="cuda")
+        facts = {"shape.heads": 8, "shape.kv_heads": 1, "shape.head_dim": 256, "shape.rotary_dim": 256}
+        for id in ("cuda.rope", "flashinfer.rope"):
+            table.row(f"rope M={m}", id, 4 * m * 9 * 256, facts,
+                      lambda: ({"cos_sin": cos_sin}, (normal(m, 8, 256), normal(m, 1, 256), positions)))  # fmt: skip
+        table.row(f"kv_write M={m}", "cuda.kv_write", 8 * m * 256, facts,
+                  lambda: ({}, (normal(m, 1, 256), normal(m, 1, 256), normal(1, 1024, 1, 256), normal(1, 1024, 1, 256),
+                                positions)))  # fmt: skip
+        nbytes = 2 * (2560 * k + m * (k + 2 * 2560))
+        table.row(f"qkv_rope_kv_write M={m} K={k}", "cuda.qkv_rope_kv_write", nbytes, facts,
+                  lambda: ({"weight": normal(2560, k), "cos_sin": cos_sin},
+                           (normal(m, k), positions, normal(1, 1024, 1, 256), normal(1, 1024, 1, 256),
+                            positions)))  # fmt: skip
+
+
+def attention(table: Table) -> None:
+    facts = {
+        "shape.heads": 8, "shape.kv_heads": 1, "shape.head_dim": 256, "shape.pages": 1, "shape.page_size": 1024,
+        "dtype.q": "bf16",
+    }  # fmt: skip
+    for m, keys in ((50, 1018), (10, 600)):
+
+        def calls(m: int = m, keys: int = keys) -> list[Callable[[], Any]]:
+            ready = prepared("flashinfer.attention_paged.fa2", facts, {}, {})
+            values = {"cu_seqlens_q": [0, m], "kv_indptr": [0, 1], "kv_indices": [0], "last_page_len": [keys]}
+            state = ready.plan({name: torch.tensor(v, dtype=torch.int32) for name, v in values.items()})
+            inputs = [(normal(m, 8, 256), normal(1, 1024, 1, 256), normal(1, 1024, 1, 256)) for _ in range(CALLS)]
+            return [lambda i=i: ready.run(*i, state=state) for i in inputs]
+
+        table.time(f"attention_paged {m} x {keys}", "flashinfer.attention_paged.fa2", 4 * keys * 256, calls)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=["gemms", "norms", "activations", "rotary", "attention"])
+    arguments = parser.parse_args()
+    table = Table(arguments.out)
+    parts = {"gemms": gemms, "norms": norms, "activations": activations, "rotary": rotary, "attention": attention}
+    for name in arguments.only:
+        parts[name](table)
+
+
+if __name__ == "__main__":
+    main()
