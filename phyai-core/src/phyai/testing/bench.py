@@ -83,7 +83,7 @@ def _led(op: Op, case: Case, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if at is None or tensor.shape[at] != math.prod(case.lead):
         return tensor
-    return tensor.reshape(*tensor.shape[:at], *case.lead, *tensor.shape[at + 1 :])
+    return tensor.reshape((*tensor.shape[:at], *case.lead, *tensor.shape[at + 1 :]))
 
 
 def _aliased(op: Op, inputs: dict[str, Any]) -> dict[str, Any]:

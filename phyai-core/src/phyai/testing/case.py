@@ -62,13 +62,13 @@ class Case:
     def spec(self) -> ArgSpec:
         return ArgSpec("conformance", self.dims, self.dtypes, self.attrs, self.present, self.facts)
 
-    def with_spec(self, spec: ArgSpec) -> Case:
-        """This call with the dimensions, dtypes, attributes and optional tensors of ``spec``."""
-        return evolve(self, dims=spec.dims, dtypes=spec.dtypes, attrs=spec.attrs, present=spec.present)
-
     def fitted(self, op: Op) -> Case:
         """The nearest call whose parts agree (see :attr:`phyai.op.Op.fit`)."""
-        case = self.with_spec(op.fit(self.spec())) if op.fit is not None else self
+        case = self
+        if op.fit is not None:
+            spec = op.fit(self.spec())
+            dtypes = _all_dtypes(op, spec.dtypes, spec.present)
+            case = evolve(self, dims=spec.dims, dtypes=dtypes, attrs=spec.attrs, present=spec.present)
         return case if case.lead is None or _fits(case, op) else evolve(case, lead=None)
 
     def quantized(self, scheme: QuantScheme | None, layout: str | None) -> Case:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from phyai.errors import PhyAIError
+from phyai.decision import Decision, Stage
+from phyai.errors import NoKernelError, PhyAIError
 from phyai.testing.case import Case
 from phyai.testing.checks import CHECKS, VALUES_CHECK, Check
 from phyai.testing.draw import canonical, corners, drawn
@@ -185,6 +186,10 @@ def _smallest(subject: Subject, check: Check, case: Case, words: str) -> tuple[C
 def _words(error: Exception) -> str:
     if isinstance(error, Finding):
         return str(error)
+    if isinstance(error, NoKernelError) and isinstance(error.decision, Decision):
+        failed = [r.reason for r in error.decision.rejected if r.stage is Stage.PREPARE]
+        if failed:
+            return failed[0]
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 

@@ -242,7 +242,8 @@ _shipped = functools.cache(default_policy)
 
 def _policy(rules: Iterable[Rule]) -> Policy:
     """The rules over the shipped default policy, which settles ties between the kernels of a composite op's parts."""
-    return Policy(rules=(*_shipped().rules, *rules), defaults=_shipped().defaults)
+    defaults = attrs.evolve(_shipped().defaults, fallback="reference")  # a part that only the reference has is no news
+    return Policy(rules=(*_shipped().rules, *rules), defaults=defaults)
 
 
 def _and_parts(op: Op, catalog: Catalog) -> list[Op]:

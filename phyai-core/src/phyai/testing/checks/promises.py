@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from phyai.composite import is_decomposition
 from phyai.op import dim_names
 from phyai.testing.case import Case
 from phyai.testing.checks.check import Check
@@ -115,10 +116,14 @@ def _same(call: Call, one: list[Any], other: list[Any], what: str) -> None:
 
 
 def _not_reproducible(subject: Subject) -> str | None:
+    if is_decomposition(subject.kernel):
+        return "follows from the kernels of its parts"
     return None if subject.kernel.numerics.reproducible else "not declared reproducible"
 
 
 def _not_invariant(subject: Subject) -> str | None:
+    if is_decomposition(subject.kernel):
+        return "follows from the kernels of its parts"
     return None if subject.kernel.numerics.batch_invariant else "not declared batch invariant"
 
 

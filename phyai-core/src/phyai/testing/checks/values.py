@@ -65,18 +65,17 @@ def agrees(subject: Subject, case: Case) -> None:
 
 
 def again(subject: Subject, case: Case) -> None:
-    """Calls of other sizes at the same site, before and after: nothing of one call stays in the next."""
+    """Calls at one site, of one size, of another, and of the first again: nothing of one stays in the next."""
     other = _resized(subject, case)
     if other is None:
         raise NotApplicable("no call of another size is claimed")
     first = subject.call(case)
     bound = subject.site(first)
-    second = subject.call(other, seed=case.seed + 1)
-    second = attrs.evolve(second, weights=first.weights, plain=first.plain)
-    fresh = first.copy()
-    compute(subject, bound, first, subject.wanted(fresh))
-    compute(subject, bound, second, subject.wanted(second), f"after a call of another size ({_dims(case)}), ")
-    compute(subject, bound, fresh, subject.wanted(fresh), f"after a call of another size ({_dims(other)}), ")
+    calls = [first, subject.call(other, seed=case.seed + 1), subject.call(case, seed=case.seed + 2)]
+    for number, call in enumerate(calls):
+        call = attrs.evolve(call, weights=first.weights, plain=first.plain)
+        what = f"after a call with {_dims(calls[number - 1].case)}, " if number else ""
+        compute(subject, bound, call, subject.wanted(call), what)
 
 
 def _resized(subject: Subject, case: Case) -> Case | None:
