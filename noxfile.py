@@ -75,7 +75,7 @@ def gpu(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """ruff: style and formatting."""
-    session.install("-q", "ruff>=0.9")
+    session.install("-q", "-c", CONSTRAINTS, "ruff")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
 
@@ -83,6 +83,6 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy, strict on the core."""
-    install(session, *CPU, tools=("mypy>=1.13",))
+    install(session, *CPU, tools=("mypy",))
     session.run("mypy", "--strict", "-p", "phyai")
     session.run("mypy", "-p", "phyai_backend_reference", "-p", "phyai_models")
