@@ -23,15 +23,53 @@ from phyai.policy import parse_policy
 
 CASES = Path(__file__).parents[1] / "phyai-core" / "tests" / "data" / "policies"
 
-#: What a mutation writes in place of something: values of every type, and text that YAML or the grammar treats specially.
+#: What a mutation writes in place of something: values of every type, and text that is special to YAML or the grammar.
 PIECES = (
-    "null", "~", "true", "0", "-1", "1e999", "99999999999999999999", "[]", "{}", "''", '"\\x00"', "<=64", ">=sm90", "%0",
-    "%16", "64..8", "1..", "*", "**", "[", "sm9O", "gemm", "attention", "torch.gemm.bf16", "torch.*", "humming.gemm.w4a16",
-    "&a", "*a", "&a [*a]", "<<: *a", "!!python/object:os.system", "!!int", "? x", ": ", "- ", "| ", "> ", "%YAML 1.1", "---",
-    "...", "\t", "\r", "\x00", "\x07", "\x85", "\u2028", "\ud800", "\ufeff", "any_of", "none_of: [{op: gemm}]",
-    "when: {if: {op: gemm}, then: {role: a}}", "match", "id", "priority", "pin", "use", "restrict_to", "prefer", "params",
-    "numerics", "fallback", "defaults", "quantization", "overrides", "rules", "shape.M", "device", "model.tags", "op", "layer",
-)  # fmt: skip
+    *("null", "~", "true", "0", "-1", "1e999", "99999999999999999999", "[]", "{}", "''", '"\\x00"', "sm9O", "gemm"),
+    *(
+        "<=64",
+        ">=sm90",
+        "%0",
+        "%16",
+        "64..8",
+        "1..",
+        "*",
+        "**",
+        "[",
+        "torch.gemm.bf16",
+        "torch.*",
+        "humming.gemm.w4a16",
+    ),
+    *(
+        "&a",
+        "*a",
+        "&a [*a]",
+        "<<: *a",
+        "!!python/object:os.system",
+        "!!int",
+        "? x",
+        ": ",
+        "- ",
+        "| ",
+        "> ",
+        "%YAML 1.1",
+    ),
+    *("---", "...", "\t", "\r", "\x00", "\x07", "\x85", "\u2028", "\ud800", "\ufeff"),
+    *("any_of", "none_of: [{op: gemm}]", "when: {if: {op: gemm}, then: {role: a}}", "match", "id", "priority", "pin"),
+    *(
+        "use",
+        "restrict_to",
+        "prefer",
+        "params",
+        "numerics",
+        "fallback",
+        "defaults",
+        "quantization",
+        "overrides",
+        "rules",
+    ),
+    *("shape.M", "device", "model.tags", "op", "layer", "attention"),
+)
 
 Mutation = Callable[[random.Random, str], str]
 

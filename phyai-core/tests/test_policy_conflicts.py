@@ -144,7 +144,9 @@ _RULES = st.lists(
     st.tuples(
         st.fixed_dictionaries({}, optional={k: _VALUES[k] for k in ("op", "role", "shape.M", "device.arch")}),
         st.sampled_from([0, 1]),
-        st.sampled_from([("numerics", "any"), ("numerics", "reproducible"), ("prefer", ["torch.*"]), ("prefer", ["*.*"])]),
+        st.sampled_from(
+            [("numerics", "any"), ("numerics", "reproducible"), ("prefer", ["torch.*"]), ("prefer", ["*.*"])]
+        ),
     ),
     min_size=2,
     max_size=7,

@@ -83,7 +83,9 @@ def test_a_file_of_the_earlier_system_is_told_what_differs_here():
     assert (30, "backend `flashinfer` is not installed", "pip install phyai-backend-flashinfer") in said
     assert (31, "backend `torch` has no such kernel") in [entry[:2] for entry in said]
     assert (36, "a parameter of the earlier system; it is left out") in [entry[:2] for entry in said]
-    assert any(line == 6 and "also relaxes restrictions" in message for line, message, _ in said)
+    assert any(
+        line == 6 and message.endswith("nothing usable: `packed-linear`, `plain-gemm`") for line, message, _ in said
+    )
     assert [w.location.line for w in warnings] == sorted(w.location.line for w in warnings)
 
 
@@ -124,6 +126,13 @@ def test_numerics_can_name_accumulation():
 @pytest.mark.parametrize("spelling", ["phyai.kernel/v1", "v1", "1", "'1'"])
 def test_the_schema_has_the_spellings_of_the_earlier_system(spelling):
     assert load(f"schema: {spelling}\n").warnings == ()
+
+
+def test_fallback_reference_warns_only_where_it_relaxes_something():
+    head = "schema: v1\ndefaults: {fallback: reference}\nrules:\n"
+    assert load(head + "  - {id: a, match: {op: gemm}, pin: torch.gemm.bf16}\n").warnings == ()
+    (warning,) = load(head + "  - {id: a, match: {op: gemm}, restrict_to: torch.gemm.bf16}\n").warnings
+    assert str(warning).startswith("p.yaml:2:22: it also relaxes restrictions")
 
 
 def test_a_file_without_a_schema_is_read_and_told_so():

@@ -99,7 +99,9 @@ def test_a_fallback_of_its_own_is_an_aspect_of_its_own():
 
 
 def test_what_a_policy_does_not_say_comes_from_the_one_below():
-    low = Policy(defaults=Defaults("error", NumericsDemand(True), ("a", "b")), profile="autotune", quantization={"x": 1})
+    low = Policy(
+        defaults=Defaults("error", NumericsDemand(True), ("a", "b")), profile="autotune", quantization={"x": 1}
+    )
     high = Policy(rules=(rule("r"),), defaults=Defaults(ties=("b", "c")), source="p.yaml")
     both = high.over(low)
     assert (both.fallback, both.defaults.numerics, both.profile) == ("error", NumericsDemand(True), "autotune")

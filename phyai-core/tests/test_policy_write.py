@@ -36,13 +36,21 @@ def test_a_policy_reads_back_as_it_was(name):
 
 
 _SAID = st.fixed_dictionaries(
-    {"numerics": st.sampled_from(["any", "reproducible", ["reproducible", "batch_invariant"], {"accumulation": "fp32"}])},
+    {
+        "numerics": st.sampled_from(
+            ["any", "reproducible", ["reproducible", "batch_invariant"], {"accumulation": "fp32"}]
+        )
+    },
     optional={
         "priority": st.integers(-5, 5),
-        "match": st.sampled_from([{"op": "gemm"}, {"shape.K": "%16", "none_of": [{"role": "a"}]}, {"layer": "*.q", "role": None}]),
+        "match": st.sampled_from(
+            [{"op": "gemm"}, {"shape.K": "%16", "none_of": [{"role": "a"}]}, {"layer": "*.q", "role": None}]
+        ),
         "fallback": st.sampled_from(["reference.*", ["torch.gemm.bf16", "reference.gemm"]]),
         "restrict_to": st.sampled_from([["torch.*"], "torch.gemm.bf16"]),
-        "params": st.sampled_from([{"split_k": 4}, {"split_k": "null"}, {"algorithm": "a", "split_k": [1, None, True]}]),
+        "params": st.sampled_from(
+            [{"split_k": 4}, {"split_k": "null"}, {"algorithm": "a", "split_k": [1, None, True]}]
+        ),
     },
 )
 
@@ -112,7 +120,12 @@ def test_a_persons_rules_win_over_written_ones(tmp_path):
 
 @pytest.mark.parametrize(
     "before",
-    ["schema: v1\nrules: []  # none yet\nprofile: static\n", "schema: v1\nrules:\nprofile: static\n", "schema: v1\n", None],
+    [
+        "schema: v1\nrules: []  # none yet\nprofile: static\n",
+        "schema: v1\nrules:\nprofile: static\n",
+        "schema: v1\n",
+        None,
+    ],
 )
 def test_a_file_without_rules_gets_some(tmp_path, before):
     path = tmp_path / "p.yaml"
@@ -125,7 +138,9 @@ def test_a_file_without_rules_gets_some(tmp_path, before):
 
 def test_rules_in_brackets_become_a_list_with_comments_kept(tmp_path):
     path = tmp_path / "p.yaml"
-    path.write_text("schema: v1 # c1\n# c2\nrules: [{id: a, match: {op: rope}, numerics: any}] # c3\nprofile: static # c4\n")
+    path.write_text(
+        "schema: v1 # c1\n# c2\nrules: [{id: a, match: {op: rope}, numerics: any}] # c3\nprofile: static # c4\n"
+    )
     text = write(path, BF16)
     assert [r.id for r in load_policy(path, catalog=CATALOG).policy.rules] == ["a", "tuned/m8"]
     assert all(comment in text for comment in ("# c1", "# c2", "# c3", "# c4"))

@@ -56,7 +56,7 @@ class Checker:
         sections = self._known(root, _TOP)
         self._schema(root, sections.get("schema"))
         quantization = sections.get("quantization")
-        return Policy(
+        policy = Policy(
             rules=(
                 *self._rules(sections.get("rules"), self._layer),
                 *self._rules(sections.get("overrides"), Layer.OVERRIDE),
@@ -66,6 +66,18 @@ class Checker:
             quantization=None if quantization is None else self._quantization(quantization),
             source=self._file,
         )
+        if policy.relaxes_restrictions:
+            self._relaxing(policy, sections["defaults"].value["fallback"])
+        return policy
+
+    def _relaxing(self, policy: Policy, said: Node) -> None:
+        """Tell that ``fallback: reference`` does more than its name says, where it does."""
+        relaxed = [r.id for r in policy.rules if r.restriction and not r.restriction.pin and not r.fallback]
+        if relaxed:
+            named = ", ".join(f"`{id}`" for id in relaxed[:4]) + (", …" if len(relaxed) > 4 else "")
+            what = "it also relaxes restrictions: a reference kernel runs where one of these rules leaves nothing"
+            advice = "`warn` or `error` keeps restrictions strict"
+            self._report.warn(self._at(said), f"{what}: {named}", f"fallback: {said.text}", advice)
 
     def _schema(self, root: Node, node: Node | None) -> None:
         if node is None:
@@ -78,13 +90,6 @@ class Checker:
             return Defaults()
         given = self._known(node, _DEFAULTS)
         fallback = self._choice(given.get("fallback"), "fallback", FALLBACKS)
-        if fallback == "reference":
-            self._report.warn(
-                self._at(given["fallback"]),
-                "`fallback: reference` also relaxes restrictions: a `restrict_to` that leaves nothing usable falls back"
-                " to a reference kernel",
-                suggestion="`warn` or `error` keeps restrictions strict",
-            )
         return Defaults(fallback, self._numerics(given.get("numerics")), self._ties(given.get("ties")))
 
     def _ties(self, node: Node | None) -> tuple[str, ...]:

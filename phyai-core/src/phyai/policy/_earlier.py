@@ -49,6 +49,11 @@ ABSENT_FACTS: Mapping[str, FactSpec] = {
 #: Ops of the earlier system that PhyAI has not.
 ABSENT_OPS = frozenset({"attention_gdn", "rmsnorm_silu_mul"})
 
+#: Kernels that have another id here. An id that a backend still has is never replaced.
+KERNELS: Mapping[str, str] = {
+    f"flashinfer.activation.{name}_and_mul": "flashinfer.gated_activation" for name in ("silu", "gelu", "gelu_tanh")
+}
+
 #: Parameters of its kernels that PhyAI's have not.
 ABSENT_PARAMS = frozenset({"compute_config"})
 

@@ -26,7 +26,7 @@ class Kernels:
         self._ids = [kernel.id for kernel in catalog.kernels]
         self._backends = {kernel.backend for kernel in catalog.kernels}
         self._named: dict[str, tuple[Kernel, ...]] = {}
-        self._nearest = lru_cache(maxsize=1024)(lambda pattern: did_you_mean(pattern, self._ids))
+        self._nearest = lru_cache(maxsize=1024)(lambda pattern: did_you_mean(pattern, self._ids, cutoff=0.7))
 
     def named_by(self, pattern: str) -> tuple[Kernel, ...]:
         """The catalog's kernels that a canonical id or glob names."""
@@ -54,6 +54,9 @@ class Kernels:
             self._error(node, "no id of a kernel, <backend>.<op>[.<variant>]", known or everything)
             return None
         pattern = self._catalog.canonical_id(node.value)
+        renamed = _earlier.KERNELS.get(pattern)
+        if renamed is not None and not self.named_by(pattern) and self.named_by(renamed):
+            return renamed
         if not self.named_by(pattern):
             self._unknown(node, pattern, strict)
         return pattern
