@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from phyai.calls import check_names
 from phyai.catalog import Catalog
@@ -27,6 +27,16 @@ from phyai.policy import Layer, Policy
 from phyai.resolver import resolve
 
 _log = logging.getLogger("phyai.dispatch")
+
+
+class Watcher(Protocol):
+    """Whoever records the calls of open sites: each of them once for every shape, before it runs."""
+
+    def see(self, site: Site, facts: Facts) -> None:
+        """A call of ``site`` with ``facts``."""
+
+    def plan(self, site: Site, metadata: Mapping[str, Any]) -> None:
+        """``site`` plans for calls to come."""
 
 
 class Dispatcher:
@@ -70,6 +80,8 @@ class Dispatcher:
         self.frozen = False
         #: Grows whenever sites are thawed: what was captured in an earlier one may be out of date.
         self.epoch = 0
+        #: Told of calls that sites have not met yet, while somebody records them.
+        self.watcher: Watcher | None = None
         self._common = {**environment.facts(), **(facts or {})}
         self._is_capturing = is_capturing
         self._roots: list[Site] = []

@@ -85,6 +85,8 @@ class Site:
             bound = self.static.get(f"shape.{dim}", size)
             if bound != size:
                 raise CallError(f"{self.name}: metadata have {dim}={size}, but the site was bound to {dim}={bound}")
+        if self._dispatcher.watcher is not None:
+            self._dispatcher.watcher.plan(self, metadata)
         plan = self._entry(self._facts_of(dims)).prepared.plan
         return plan(metadata) if plan is not None else None
 
@@ -179,7 +181,10 @@ class Site:
 
     def prepared_run(self, inputs: tuple[Any, ...], out: Any, state: Any) -> tuple[Any, Callable[..., Any]]:
         """A call that was not met before: check it, find or make its entry, run that; the result and the ``run``."""
-        entry = self._entry(self._reader.facts(inputs))
+        facts = self._reader.facts(inputs)
+        if self._dispatcher.watcher is not None:
+            self._dispatcher.watcher.see(self, facts)
+        entry = self._entry(facts)
         if not _ready(entry):
             self._dispatcher.refuse_capture(self, _WARMUP)
         result = entry.prepared.run(*inputs, out=out, state=state)

@@ -109,14 +109,15 @@ def _reasons(
     rule = aspects.restriction
     restriction = rule.restriction if rule is not None else None
     ref = rule.ref if rule is not None else None
-    preferring = [(len(r.prefer), r.prefer, r.ref) for r in aspects.prefer]
+    preferring = [(len(r.prefer), r.prefer, r.ref, r.notes) for r in aspects.prefer]
 
     def why(kernel: Kernel, places: tuple[int, ...]) -> tuple[str, RuleRef | None]:
         place = f"{_BANDS[kernel.band]}, rank {kernel.rank} in {kernel.backend}"
         by: RuleRef | None = None
-        for position, (length, patterns, preference) in zip(places, preferring, strict=True):
+        for position, (length, patterns, preference, notes) in zip(places, preferring, strict=True):
             if position < length:
-                place, by = f"preferred by rule {preference} ({patterns[position]})", preference
+                note = notes.get(kernel.id) or patterns[position]
+                place, by = f"preferred by rule {preference} ({note})", preference
                 break
         if fallback:
             return f"fallback of a restriction that leaves nothing usable; {place}", by
