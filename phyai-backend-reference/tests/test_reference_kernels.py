@@ -159,6 +159,28 @@ def test_a_batch_dimension_of_the_condition_meets_its_batch() -> None:
     assert torch.equal(gate, want_gate)
 
 
+def test_attention_takes_any_leading_dimensions() -> None:
+    spec = next(spec for spec in OPS["attention"].arg_specs if spec.name == "small.mask")
+    call = synthesize(OPS["attention"], spec, dtype="fp32")
+    q, k, v, mask, *_ = call.inputs.values()
+    for id in ("reference.attention", "torch.attention.flash", "torch.attention.math"):
+        run_ = prepare(KERNELS[id], call).run
+        flat = run_(q, k, v, mask)
+        deep = run_(*(t.unflatten(0, (2, 1)) for t in (q, k, v)), mask)
+        assert deep.shape == (2, 1, *q.shape[1:])
+        assert torch.equal(deep.flatten(0, 1), flat)
+        one = run_(q[0], k[0], v[0], mask[:1])
+        torch.testing.assert_close(one, flat[0])
+
+
+def test_an_output_has_the_dtype_that_the_call_gives_it() -> None:
+    spec = ArgSpec("wide", {"M": 3, "D": 8}, {"x": "bf16", "weight": "bf16", "y": "fp32"}, {}, ("weight",))
+    call = synthesize(OPS["rms_norm"], spec)
+    (y,) = compute(KERNELS["reference.rms_norm"], call)
+    assert y.dtype == torch.float32
+    assert_close(call, [y], exact(OPS["rms_norm"], spec, None), "rms_norm")
+
+
 def test_quantization_rounds_to_the_nearest_code_with_ties_to_even() -> None:
     spec = ArgSpec("ties", {"M": 1, "K": 5, "S": 1, "G": 1}, {"x": "fp32", "codes": "int8"},
                    {"format": "int8", "granularity": "tensor"}, ("scale",))  # fmt: skip
