@@ -90,8 +90,9 @@ def test_overrides_conflict_among_themselves():
 
 
 def test_an_override_does_not_conflict_with_a_rule():
-    text = f"schema: v1\nrules: [{{id: a, {GEMM}, pin: reference.gemm}}]\noverrides: [{{id: b, {GEMM}, use: torch.gemm.bf16}}]"
-    assert len(parse_policy(text, catalog=small_catalog()).policy.rules) == 2
+    rule = f"rules: [{{id: a, {GEMM}, pin: reference.gemm}}]"
+    override = f"overrides: [{{id: b, {GEMM}, use: torch.gemm.bf16}}]"
+    assert len(parse_policy(f"schema: v1\n{rule}\n{override}\n", catalog=small_catalog()).policy.rules) == 2
 
 
 @pytest.mark.parametrize(

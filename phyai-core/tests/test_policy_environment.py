@@ -72,5 +72,5 @@ def test_a_file_that_the_variable_names_must_exist(tmp_path):
 
 
 def test_an_unknown_profile_names_where_it_was_said():
-    with pytest.raises(PolicyError, match="PHYAI_KERNEL_PROFILE='autotun': no such profile; did you mean `autotune`?"):
+    with pytest.raises(PolicyError, match="PHYAI_KERNEL_PROFILE='autotun': no such profile; did you mean `autotune`"):
         policy({"PHYAI_KERNEL_PROFILE": "autotun"})

@@ -1,17 +1,19 @@
 """Matching module names: exact path, last segment, glob, bounded regular expression, class.
 
-Patterns come from checkpoint configs and policy files, which are untrusted: regular expressions are
-limited so that matching one against a name cannot run away (see :func:`check_regex`).
+Patterns come from checkpoint configs and policy files, which are untrusted: regular expressions are matched in
+bounded time (see :mod:`phyai.quant.regex`).
 """
 
 from __future__ import annotations
 
 import fnmatch
-import functools
-import re
 from collections.abc import Mapping, Sequence
 
 import attrs
+
+from phyai.quant.regex import PatternError, check, starts_with
+
+__all__ = ["FUSED", "KINDS", "Matcher", "PatternError", "aliases_of", "shards_of"]
 
 #: Fused layers and the shards they are made of, by last name segment.
 FUSED: Mapping[str, tuple[str, ...]] = {
@@ -21,61 +23,6 @@ FUSED: Mapping[str, tuple[str, ...]] = {
 
 #: How a pattern is compared with a module's name.
 KINDS: tuple[str, ...] = ("name", "path", "within", "glob", "regex", "module_cls")
-
-MAX_PATTERN = 1024
-MAX_NAME = 512
-_MAX_UNBOUNDED = 8
-
-
-class PatternError(ValueError):
-    """A pattern that is malformed or could take unreasonably long to match."""
-
-
-@functools.lru_cache(maxsize=4096)
-def check_regex(pattern: str) -> re.Pattern[str]:
-    """Compile ``pattern`` if matching it is bounded.
-
-    Refused are back-references, a repeat without an upper bound inside another repeat (exponential
-    time), more than eight repeats without an upper bound, and patterns over 1,024 characters.
-
-    >>> check_regex(r".*self_attn\\.(q|k|v)_proj$").match("layers.0.self_attn.q_proj") is not None
-    True
-    >>> check_regex(r"(a+)+$")
-    Traceback (most recent call last):
-    ...
-    phyai.quant.names.PatternError: '(a+)+$': a repeat inside a repeat could take exponential time
-    """
-    if len(pattern) > MAX_PATTERN:
-        raise PatternError(f"a pattern of {len(pattern)} characters; at most {MAX_PATTERN} are allowed")
-    try:
-        compiled = re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise PatternError(f"{pattern!r} is not a regular expression: {error}") from None
-    unbounded = _count_unbounded(re._parser.parse(pattern), inside=False, pattern=pattern)  # type: ignore[attr-defined]
-    if unbounded > _MAX_UNBOUNDED:
-        raise PatternError(f"{pattern!r} has {unbounded} unbounded repeats; at most {_MAX_UNBOUNDED} are allowed")
-    return compiled
-
-
-def _count_unbounded(tree: object, *, inside: bool, pattern: str) -> int:
-    count = 0
-    for op, argument in tree:  # type: ignore[attr-defined]
-        name = str(op)
-        if name in ("GROUPREF", "GROUPREF_EXISTS"):
-            raise PatternError(f"{pattern!r}: back-references are not allowed")
-        if name.endswith("REPEAT"):
-            low, high, body = argument
-            wide = high - low > 1  # not a fixed count, and not '?'
-            if wide and inside:
-                raise PatternError(f"{pattern!r}: a repeat inside a repeat could take exponential time")
-            count += wide
-            count += _count_unbounded(body, inside=inside or high > 1, pattern=pattern)
-        elif name == "BRANCH":
-            count += sum(_count_unbounded(branch, inside=inside, pattern=pattern) for branch in argument[1])
-        elif name in ("SUBPATTERN", "ASSERT", "ASSERT_NOT", "ATOMIC_GROUP"):
-            body = argument[-1] if isinstance(argument, tuple) else argument
-            count += _count_unbounded(body, inside=inside, pattern=pattern)
-    return count
 
 
 @attrs.frozen
@@ -97,7 +44,7 @@ class Matcher:
 
     def __attrs_post_init__(self) -> None:
         if self.kind == "regex":
-            check_regex(self.pattern)
+            check(self.pattern)
 
     def matches(self, name: str, module_cls: str | None = None) -> bool:
         if self.kind == "module_cls":
@@ -110,7 +57,7 @@ class Matcher:
             return name == self.pattern or name.startswith(self.pattern + ".")
         if self.kind == "glob":
             return fnmatch.fnmatchcase(name, self.pattern)
-        return len(name) <= MAX_NAME and check_regex(self.pattern).match(name) is not None
+        return starts_with(self.pattern, name)
 
 
 def shards_of(name: str, fused: Mapping[str, Sequence[str]] = FUSED) -> tuple[str, ...]:

@@ -77,8 +77,8 @@ class TensorQuant:
             raise DeclarationError("group_size belongs to granularity 'group', and to no other")
         if (self.granularity == "block") != (self.block_shape is not None):
             raise DeclarationError("block_shape belongs to granularity 'block', and to no other")
-        for size in (self.group_size or 1, *(self.block_shape or ())):
-            if size < 1:
+        for size in (self.group_size, *(self.block_shape or ())):
+            if size is not None and size < 1:
                 raise DeclarationError(f"group and block sizes are at least 1, not {size}")
         if self.g_idx and self.granularity != "group":
             raise DeclarationError("g_idx assigns inputs to groups, so the granularity must be 'group'")

@@ -43,7 +43,8 @@ def recognize(found: FoundConfig, checkpoint: Checkpoint) -> Recognized | None:
     )
     skipped = string_list(body, "modules_to_not_convert")
     rules = [rule("glob", f"*{name}*", None, id="skipped") for name in skipped]
-    rules.append(rule("name", "lm_head", None, id="by convention"))
+    if not checkpoint.tensors:  # where there are tensors, what is stored decides
+        rules.append(rule("name", "lm_head", None, id="by convention"))
     rules.append(QuantRule(((),), QuantScheme(quant), storage="awq_gemm", id="awq"))
     return Recognized("awq", QuantPlan(tuple(rules)), found.source, STORAGES)
 

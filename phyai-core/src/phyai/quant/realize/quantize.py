@@ -82,8 +82,9 @@ def _extremes(x: torch.Tensor, quant: TensorQuant) -> tuple[torch.Tensor, torch.
     import torch
 
     if quant.group_size is not None:
-        pad = -x.shape[1] % quant.group_size
-        x = torch.nn.functional.pad(x, (0, pad)).unflatten(1, (-1, quant.group_size))
+        groups = quant.groups(x.shape[1])
+        pad = groups * quant.group_size - x.shape[1]
+        x = torch.nn.functional.pad(x, (0, pad)).reshape(x.shape[0], groups, quant.group_size)
         low, high = x.amin(-1), x.amax(-1)
     elif quant.granularity == "tensor":
         low, high = (x.amin(), x.amax()) if x.numel() else (x.new_zeros(()), x.new_zeros(()))
@@ -128,11 +129,25 @@ def stored_scale(amax: torch.Tensor, quant: TensorQuant, second: torch.Tensor | 
         local = scale if second is None else (scale / second.to(torch.float64)).to(scale.dtype)
         local = torch.where(amax == 0, _E4M3_OF_ZERO, local.clamp(_E4M3_SMALLEST, 448.0))
         return local.to(torch.float8_e4m3fn)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(quant.scale_dtype, amax.dtype)
+    stored = round_up(scale, quant.scale_dtype)
+    return torch.where(amax == 0, torch.ones_like(stored), stored)
+
+
+def round_up(scale: torch.Tensor, scale_dtype: str) -> torch.Tensor:
+    """Positive scales in their type, no smaller than they are, so that the largest value of a group is not clipped.
+
+    What is too small for the type becomes its smallest value, what is too large its largest.
+    """
+    import torch
+
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(scale_dtype, scale.dtype)
     limits = torch.finfo(dtype)
     narrow = scale.clamp(max=limits.max).to(dtype)
+    if dtype != scale.dtype:  # the next larger value of a positive float has the next larger bit pattern
+        up = (narrow.view(torch.int16) + 1).view(dtype)
+        narrow = torch.where((narrow.to(scale.dtype) < scale) & torch.isfinite(up), up, narrow)
     smallest = torch.full_like(narrow, limits.smallest_normal * limits.eps)
-    return torch.where(narrow == 0, torch.where(amax == 0, torch.ones_like(narrow), smallest), narrow)
+    return torch.where(narrow == 0, smallest, narrow)
 
 
 def second_scale(amax: torch.Tensor, quant: TensorQuant) -> torch.Tensor | None:

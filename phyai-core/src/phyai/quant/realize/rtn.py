@@ -16,7 +16,7 @@ import attrs
 from phyai.errors import CheckpointError
 from phyai.quant.realize.codes import float_table, plain_codes, scale_values, torch_fp8
 from phyai.quant.realize.dequantize import spread
-from phyai.quant.realize.quantize import asymmetric_scale, round_to, second_scale, stored_scale
+from phyai.quant.realize.quantize import asymmetric_scale, round_to, round_up, second_scale, stored_scale
 from phyai.quant.scheme import QuantScheme, TensorQuant
 from phyai.quant.weight import QuantizedWeight
 
@@ -69,12 +69,10 @@ class _Scales:
 def _attempt(
     w: torch.Tensor, low: torch.Tensor, high: torch.Tensor, quant: TensorQuant, second: torch.Tensor | None
 ) -> _Scales:
-    import torch
-
     if quant.zero_point is not None:
-        stored, _ = asymmetric_scale(low, high, quant)
-        stored = stored.to({"bf16": torch.bfloat16, "fp16": torch.float16}.get(quant.scale_dtype, torch.float32))
-        scale = stored.to(torch.float32)
+        exact, _ = asymmetric_scale(low, high, quant)
+        stored = round_up(exact, quant.scale_dtype)
+        scale = stored.to(exact.dtype)
         zero = quant.element.minimum - low / scale
         if quant.zero_point == "int":
             zero = zero.round().clamp(quant.element.minimum, quant.element.maximum)
@@ -82,7 +80,7 @@ def _attempt(
     stored = stored_scale(low.abs().maximum(high.abs()), quant, second)
     scale = scale_values(stored, quant.scale_dtype)
     if second is not None:
-        scale = (scale.to(torch.float64) * second).to(torch.float32)
+        scale = (scale.double() * second).float()
     return _Scales(stored, scale)
 
 
