@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from phyai.environment import Environment
 from phyai.facts import Facts
 from phyai.kernel import Kernel, Prepared
+from phyai_backend_flashinfer.attention import split_pages
 from phyai_backend_flashinfer.rows import KERNELS
 
 BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}
@@ -51,6 +54,30 @@ def test_fa3_is_hoppers(variant: str, device: str, takes: bool) -> None:
 def test_head_sizes(head_dim: int, takes: bool) -> None:
     when = BY_ID["flashinfer.attention_paged.fa2"].when
     assert when.holds(on("h200", {"shape.head_dim": head_dim})) == takes
+
+
+@given(st.integers(1, 5).map(lambda n: 8 * n), st.lists(st.tuples(st.integers(0, 3), st.integers(1, 8)), max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_smaller_pages_name_the_same_keys(page_size: int, requests: list[tuple[int, int]]) -> None:
+    order, taken, lengths = torch.randperm(12).tolist(), [0], []
+    for pages, last in requests:
+        taken.append(taken[-1] + pages)
+        lengths.append(last if pages else 0)
+    metadata = {
+        "cu_seqlens_q": torch.zeros(len(requests) + 1, dtype=torch.int32),
+        "kv_indptr": torch.tensor(taken, dtype=torch.int32),
+        "kv_indices": torch.tensor(order[: taken[-1]], dtype=torch.int32),
+        "last_page_len": torch.tensor(lengths, dtype=torch.int32),
+    }
+    size, small = split_pages(metadata, page_size)
+
+    def keys(size: int, data: Mapping[str, torch.Tensor], request: int) -> list[int]:
+        pages = data["kv_indices"][data["kv_indptr"][request] : data["kv_indptr"][request + 1]].tolist()
+        slots = [page * size + i for page in pages for i in range(size)]
+        return slots[: (len(pages) - 1) * size + int(data["last_page_len"][request])] if pages else []
+
+    for request in range(len(requests)):
+        assert keys(size, small, request) == keys(page_size, metadata, request)
 
 
 def test_mixed_dtypes_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,36 @@ from phyai.kernel import Prepared, Resources
 
 #: What FlashInfer asks for: split-KV partial results of a whole batch.
 WORKSPACE = 128 << 20
+
+#: FlashInfer splits a request's keys at page boundaries alone: a request with one large page would keep one block busy.
+#: A cache is therefore read as pages of at most this many keys.
+SUBPAGE = 16
+
+
+def split_pages(metadata: Mapping[str, torch.Tensor], page_size: int) -> tuple[int, dict[str, torch.Tensor]]:
+    """``attention_paged``'s metadata for the same cache read as smaller pages, on the host, and their size.
+
+    >>> def ints(*values): return torch.tensor(values, dtype=torch.int32)
+    >>> size, small = split_pages({"cu_seqlens_q": ints(0, 5), "kv_indptr": ints(0, 2), "kv_indices": ints(3, 1),
+    ...                            "last_page_len": ints(20)}, 48)
+    >>> size, small["kv_indices"].tolist(), small["last_page_len"].tolist()
+    (16, [9, 10, 11, 3, 4], [4])
+    """
+    size = math.gcd(page_size, SUBPAGE)
+    factor = page_size // size
+    host = {name: tensor.cpu() for name, tensor in metadata.items()}
+    if factor == 1:
+        return size, host
+    pages, lengths = host["kv_indptr"].diff(), host["last_page_len"]
+    keys = torch.where(pages > 0, (pages - 1) * page_size + lengths, 0)
+    counts = -(-keys // size)
+    every = (host["kv_indices"][:, None] * factor + torch.arange(factor, dtype=torch.int32)).flatten()
+    starts = host["kv_indptr"][:-1] * factor
+    kept = [every[start : start + count] for start, count in zip(starts.tolist(), counts.tolist(), strict=True)]
+    host["kv_indices"] = torch.cat(kept) if kept else every[:0]
+    host["kv_indptr"] = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+    host["last_page_len"] = torch.where(keys > 0, (keys - 1) % size + 1, 0).to(torch.int32)
+    return size, host
 
 
 def _scores(facts: Facts) -> dict[str, Any]:
@@ -40,6 +71,7 @@ class _Paged:
     def __init__(self, backend: str, facts: Facts, resources: Resources) -> None:
         self.backend, self.resources = backend, resources
         self.pages, self.page_size = int(facts["shape.pages"]), int(facts["shape.page_size"])
+        self.subpage = math.gcd(self.page_size, SUBPAGE)
         self.heads = tuple(int(facts[f"shape.{name}"]) for name in ("heads", "kv_heads", "head_dim"))
         self.scores = _scores(facts)
         self.dtype = torch.bfloat16 if facts["dtype.q"] == "bf16" else torch.float16
@@ -55,20 +87,21 @@ class _Paged:
 
         wrapper = BatchPrefillWithPagedKVCacheWrapper(
             self.workspace, "NHD", use_cuda_graph=True, backend=self.backend, qo_indptr_buf=buffer(batch + 1),
-            paged_kv_indptr_buf=buffer(batch + 1), paged_kv_indices_buf=buffer(max(self.pages, batch)),
+            paged_kv_indptr_buf=buffer(batch + 1), paged_kv_indices_buf=buffer(self.pages * self.page_size // self.subpage),
             paged_kv_last_page_len_buf=buffer(batch),
         )  # fmt: skip
         return Planned(wrapper)
 
     def plan(self, metadata: Mapping[str, torch.Tensor]) -> Planned:
         """Reads the metadata on the host: give host tensors where waiting for the device matters."""
-        batch = metadata["last_page_len"].numel()
+        subpage, small = split_pages(metadata, self.page_size)
+        batch = small["last_page_len"].numel()
         planned: Planned = self.resources.shared((*self.key, batch), lambda: self._make(batch))
         heads, kv_heads, head_dim = self.heads
-        planned.rows = int(metadata["cu_seqlens_q"][-1])
+        planned.rows = int(small["cu_seqlens_q"][-1])
         planned.wrapper.plan(
-            metadata["cu_seqlens_q"], metadata["kv_indptr"], metadata["kv_indices"], metadata["last_page_len"],
-            heads, kv_heads, head_dim, self.page_size, q_data_type=self.dtype, kv_data_type=self.dtype, **self.scores,
+            small["cu_seqlens_q"], small["kv_indptr"], small["kv_indices"], small["last_page_len"],
+            heads, kv_heads, head_dim, subpage, q_data_type=self.dtype, kv_data_type=self.dtype, **self.scores,
         )  # fmt: skip
         return planned
 
@@ -79,7 +112,8 @@ class _Paged:
         assert state is not None, "attention_paged runs with the state that plan(metadata) returned"
         o = torch.empty_like(q) if out is None else out
         if state.rows:
-            state.wrapper.run(q[: state.rows], (k_cache, v_cache), out=o[: state.rows])
+            caches = tuple(cache.view(-1, self.subpage, *cache.shape[2:]) for cache in (k_cache, v_cache))
+            state.wrapper.run(q[: state.rows], caches, out=o[: state.rows])
         if state.rows < len(q):  # rows of no request
             o[state.rows :].zero_()
         return o
