@@ -87,7 +87,8 @@ class _Paged:
 
         wrapper = BatchPrefillWithPagedKVCacheWrapper(
             self.workspace, "NHD", use_cuda_graph=True, backend=self.backend, qo_indptr_buf=buffer(batch + 1),
-            paged_kv_indptr_buf=buffer(batch + 1), paged_kv_indices_buf=buffer(self.pages * self.page_size // self.subpage),
+            paged_kv_indptr_buf=buffer(batch + 1),
+            paged_kv_indices_buf=buffer(self.pages * self.page_size // self.subpage),
             paged_kv_last_page_len_buf=buffer(batch),
         )  # fmt: skip
         return Planned(wrapper)
