@@ -172,6 +172,7 @@ def test_the_file_lies_upon_the_shipped_default_policy():
         ("op: rmsnorm, shape.hidden: 1024", {"op": "rms_norm", "shape.D": 1024}),
         ("op: gemm, quant.format: bf16", {"op": "gemm", "quant.format": None, "dtype.x": "bf16"}),
         ("op: gemm, quant.granularity: per_channel", {"op": "gemm", "quant.granularity": "channel"}),
+        ("op: gemm, quant.granularity: [per_tensor, block]", {"op": "gemm", "quant.granularity": ["tensor", "block"]}),
         ("op: gemm, lib.flashinfer: true", {"op": "gemm", "lib.flashinfer": ">=0"}),
         ("op: activation, attrs: {gated: true}", {"op": "gated_activation", "attrs.gated": True}),
         ("op: attention, attrs.sliding_window: 128", {"op": "attention", "attrs.window": 128}),

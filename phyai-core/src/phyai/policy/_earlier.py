@@ -89,8 +89,9 @@ def translate(name: str, value: Any, has: Callable[[str], bool]) -> dict[str, An
         return {name: None, "dtype.x": value}  # it calls an ordinary weight a format
     if name.startswith("lib.") and isinstance(value, bool):
         return {name: ">=0" if value else None}  # there a library is there or not; here it has a version
-    if name == "quant.granularity" and isinstance(value, str):
-        return {name: value.removeprefix("per_")}
+    if name == "quant.granularity":
+        short = [v.removeprefix("per_") if isinstance(v, str) else v for v in _listed(value)]
+        return {name: short if isinstance(value, list) else short[0]}
     if has(name):
         return {name: value}
     if name == "attrs.bias" and isinstance(value, bool) and has("dtype.bias"):
@@ -99,5 +100,9 @@ def translate(name: str, value: Any, has: Callable[[str], bool]) -> dict[str, An
 
 
 def _dense(value: Any) -> bool:
-    values = value if isinstance(value, list) else [value]
+    values = _listed(value)
     return bool(values) and all(v in ("bf16", "fp16") for v in values)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
