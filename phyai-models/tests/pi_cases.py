@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig
+from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig, RuntimeConfig
 from phyai_models.layers import Scope
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.hosted import LerobotBatch
@@ -37,10 +37,11 @@ def family_of(directory: Path) -> str:
 
 
 def engine(
-    directory: Path, *, catalog: Any = None, policy: Any = None, dtype: Any = None, tags: Any = (), **arguments: Any
-) -> Engine:
+    directory: Path, *, catalog: Any = None, policy: Any = None, dtype: Any = None, tags: Any = (),
+    runtime: RuntimeConfig | None = None, device: str = "cpu", **arguments: Any,
+) -> Engine:  # fmt: skip
     family = family_of(directory)
-    config = EngineConfig(DeviceConfig(params_dtype=dtype), tags=tags)
+    config = EngineConfig(DeviceConfig(device, dtype), tags=tags, runtime=runtime or RuntimeConfig())
     return Engine(EngineArgs(family, ARGS[family](directory, **arguments), config), policy=policy, catalog=catalog)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from phyai.catalog import Catalog
     from phyai.decision import Decision
     from phyai.dispatch import Dispatcher, Site
-    from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig
+    from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig, RuntimeConfig
     from phyai.environment import Environment
     from phyai.errors import PhyAIError
     from phyai.kernel import Band, Capture, Kernel, Numerics, Prepared
@@ -36,6 +36,7 @@ _HOMES = {
     "Engine": "engine",
     "EngineArgs": "engine",
     "EngineConfig": "engine",
+    "RuntimeConfig": "engine",
     "Environment": "environment",
     "PhyAIError": "errors",
     "Band": "kernel",
@@ -67,6 +68,7 @@ __all__ = [
     "PhyAIError",
     "Policy",
     "Prepared",
+    "RuntimeConfig",
     "Site",
     "discover",
     "hookimpl",

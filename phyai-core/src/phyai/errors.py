@@ -54,6 +54,19 @@ class CaptureError(PhyAIError, RuntimeError):
     """Something undecided or unsafe was reached while a CUDA graph was being captured."""
 
 
+class KernelFailure(PhyAIError, RuntimeError):
+    """A kernel raised while a CUDA graph was being captured. ``site`` and ``kernel`` name it."""
+
+    def __init__(self, message: str, site: str, kernel: str) -> None:
+        super().__init__(message)
+        self.site = site
+        self.kernel = kernel
+
+
+class DeviceMemoryError(PhyAIError, MemoryError):
+    """A device has too little memory for what was asked; the message says how much was needed and free."""
+
+
 class NeedsReload(PhyAIError, RuntimeError):
     """A new policy needs weights in another layout. ``sites`` names the sites concerned."""
 

@@ -18,10 +18,12 @@ def phyai_models() -> Iterable[ModelPlugin]:
         ModelPlugin(
             "pi05", "π0.5: images, instruction and state to an action chunk, by flow matching",
             "phyai_models.pi05:PI05Args", "phyai_models.pi05:load", "phyai_models.pi05.command",
+            "phyai_models.pi.example:batch",
         ),
         ModelPlugin(
             "pi0", "π0: as π0.5, with the state as a token and without adaptive normalization",
             "phyai_models.pi0:PI0Args", "phyai_models.pi0:load", "phyai_models.pi0.command",
+            "phyai_models.pi.example:batch",
         ),
     ]  # fmt: skip
 

@@ -87,6 +87,7 @@ class Dispatcher:
         self._roots: list[Site] = []
         self._lock = threading.RLock()
         self._said: set[str] = set()
+        self._excluded: dict[str, str] = {}
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -181,6 +182,7 @@ class Dispatcher:
         return Entry(decision, node.kernel, prepared, tuple(lent.made), node.failed)
 
     def _node(self, site: Site, facts: Facts, policy: Policy, failed: Mapping[str, str]) -> Node:
+        failed = {**self._excluded, **failed}
         decision = resolve(facts, self.catalog, policy, self.environment, failed=failed)
         for warning in decision.warnings:
             self._say_once(warning)
@@ -231,6 +233,27 @@ class Dispatcher:
             self.resources.thaw()
             self.frozen = False
             self.epoch += 1
+
+    def exclude(self, kernel: str, why: str) -> None:
+        """Never choose the kernel of this id again: it failed after it was prepared, while a graph was captured.
+
+        Sites that had chosen it decide anew, as the policy says; a rule that leaves them no other kernel raises then.
+        Graphs that contain one of those sites must be captured anew.
+        """
+        with self._lock:
+            self._excluded[kernel] = why
+            for site in self.sites:
+                if any(entry.kernel.id == kernel for entry in site.memo.entries()):
+                    site.forget()
+            self.frozen = False
+            self.resources.thaw()
+            self.epoch += 1
+
+    def release(self) -> None:
+        """Let go of every site, with the weights bound there, and of every workspace. The dispatcher is empty then."""
+        with self._lock:
+            self._roots.clear()
+            self.resources.release()
 
     def require_frozen(self) -> None:
         """Called before a CUDA graph is captured.

@@ -53,6 +53,12 @@ class EngineResources:
                 self._shared[key] = make()
             return self._shared[key]
 
+    def release(self) -> None:
+        """Forget every workspace and shared object."""
+        with self._lock:
+            self._workspaces.clear()
+            self._shared.clear()
+
     def freeze(self) -> None:
         self._frozen = True
 

@@ -16,7 +16,7 @@ from phyai.dispatch.memo import Cells, Entry, Memo, open_facts
 from phyai.dispatch.reader import MAX_SHORTCUTS, Reader, guard, input_dims, shortcut_key, tensors_with
 from phyai.errors import CallError, FrozenSiteError
 from phyai.facts import Facts
-from phyai.kernel import Capture
+from phyai.kernel import Capture, Kernel
 from phyai.op import Op, bind_dims
 from phyai.policy import Policy
 
@@ -115,7 +115,12 @@ class Site:
         for entry in entries:
             if entry.prepared.refresh is not None:
                 entry.prepared.refresh(weights)
-        self.weights = dict(weights)
+        # Calls that are decided later read these; tensors keep their memory, so that nothing is held twice.
+        self.weights = {name: _renewed(old, weights[name]) for name, old in self.weights.items()}
+
+    def chosen(self, inputs: tuple[Any, ...]) -> Kernel:
+        """The kernel that a call with these inputs runs."""
+        return self._entry(self._reader.facts(inputs)).kernel
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -145,6 +150,11 @@ class Site:
         self.frozen = False
         self._shortcuts = _Shortcuts(self, self._reader.present, dtypes=True)
         self.run = self._shortcuts.run
+
+    def forget(self) -> None:
+        """Forget what was decided, and decide new calls again."""
+        self.memo = Memo(self.memo.cells)
+        self.thaw()
 
     def settle(self) -> None:
         """Decide a static site that no call has decided."""
@@ -220,6 +230,10 @@ class Site:
         if missing:
             raise CallError(f"{self.name}: the decision depends on {', '.join(missing)}; give {'=…, '.join(missing)}=…")
         return facts
+
+
+def _renewed(old: Any, new: Any) -> Any:
+    return old.copy_(new) if hasattr(old, "copy_") else new
 
 
 def _ready(entry: Entry) -> bool:

@@ -8,8 +8,18 @@
 Importing this imports no tensor library; making an :class:`Engine` imports what its model needs.
 """
 
-from phyai.engine.config import DeviceConfig, EngineArgs, EngineConfig
+from phyai.engine.config import DeviceConfig, EngineArgs, EngineConfig, RuntimeConfig
 from phyai.engine.engine import Engine, EngineError
 from phyai.engine.plugin import Host, Model, ModelPlugin
 
-__all__ = ["DeviceConfig", "Engine", "EngineArgs", "EngineConfig", "EngineError", "Host", "Model", "ModelPlugin"]
+__all__ = [
+    "DeviceConfig",
+    "Engine",
+    "EngineArgs",
+    "EngineConfig",
+    "EngineError",
+    "Host",
+    "Model",
+    "ModelPlugin",
+    "RuntimeConfig",
+]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from phyai_models.layers.base import Layer
-from phyai_models.layers.linear import Linear, LinearParameters, Matmul, Shard
+from phyai_models.layers.linear import Linear, LinearParameters, Matmul, Shard, same_form
 from phyai_models.layers.scope import Scope
 from phyai_models.layers.tokens import Tokens
 from phyai_models.weights import TensorSpec, WeightSource
@@ -53,8 +53,17 @@ class KeysToCache(Layer):
     def tensors(self) -> Iterator[TensorSpec]:
         return self.qkv.tensors()
 
+    def refresh(self, source: WeightSource) -> None:
+        weights = self.qkv.load(source)
+        if self.fused is None:
+            self.matmul.refresh(weights)
+            return
+        same_form([self.form], [part.facts for part in weights], self.fused.name)
+        self.fused.refresh({"weight": weights[0].weight, "cos_sin": self.cos_sin})
+
     def load(self, source: WeightSource) -> None:
         weights = self.qkv.load(source)
+        self.form = weights[0].facts
         dtype = self.scope.dtype
         cache = {"k_cache": dtype, "v_cache": dtype}
         heads = {"kv_heads": self.kv_heads, "head_dim": self.head_dim}
@@ -107,7 +116,7 @@ class PagedAttention(Layer):
     def load(self, source: WeightSource) -> None:
         super().load(source)
         dtypes = dict.fromkeys(("q", "k_cache", "v_cache"), self.scope.dtype)
-        attrs = {"single_page": True}
+        attrs = {"single_page": True, "fixed_lengths": self.scope.fixed_lengths}
         self.attention = self.scope.bind("attention_paged", attrs=attrs, dtypes=dtypes, dims=self.dims)
 
     def __call__(self, x: torch.Tensor, tokens: Tokens, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

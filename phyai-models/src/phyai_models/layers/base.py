@@ -32,6 +32,18 @@ class Layer:
         for part in self.parts():
             part.load(source)
 
+    def refresh(self, source: WeightSource) -> None:
+        """Read other values of the parameters that :meth:`load` read, into the same memory.
+
+        Kernels stay prepared and captured CUDA graphs stay valid. Beside the parameters in use, those of one layer
+        are held at a time.
+
+        Raises:
+            CallError: a kernel that was chosen cannot take new weights in place.
+        """
+        for part in self.parts():
+            part.refresh(source)
+
 
 class Unused(Layer):
     """Tensors that the checkpoint must hold and that this computation has no use for: checked, not read."""
@@ -43,4 +55,7 @@ class Unused(Layer):
         yield from self.specs
 
     def load(self, source: WeightSource) -> None:
+        pass
+
+    def refresh(self, source: WeightSource) -> None:
         pass

@@ -25,14 +25,21 @@ class Embedding(Layer):
     def tensors(self) -> Iterator[TensorSpec]:
         yield TensorSpec(f"{self.scope.source}.weight", self.shape)
 
-    def load(self, source: WeightSource) -> None:
+    def read(self, source: WeightSource) -> torch.Tensor:
         weight = self.scope.empty(*self.shape)
         source.take(f"{self.scope.source}.weight", weight)
+        return weight
+
+    def load(self, source: WeightSource) -> None:
+        weight = self.read(source)
         scale = float(torch.tensor(self.scale, dtype=weight.dtype))
         self.site = self.scope.bind(
             "embedding", weights={"weight": weight}, attrs={"scale": scale},
             dtypes={"ids": torch.int64, "weight": weight.dtype, "y": weight.dtype},
         )  # fmt: skip
+
+    def refresh(self, source: WeightSource) -> None:
+        self.site.refresh({"weight": self.read(source)})
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.site.run(ids)
@@ -52,16 +59,25 @@ class PatchEmbedding(Layer):
         yield TensorSpec(f"{source}.patch_embedding.bias", (self.width,))
         yield TensorSpec(f"{source}.position_embedding.weight", (self.patches, self.width))
 
-    def load(self, source: WeightSource) -> None:
-        taken = {}
+    def read(self, source: WeightSource) -> list[torch.Tensor]:
+        """Weight, bias and positions."""
+        taken = []
         for spec in self.tensors():
-            taken[spec.name] = self.scope.empty(*spec.shape)
-            source.take(spec.name, taken[spec.name])
-        weight, bias, self.position = taken.values()
+            taken.append(self.scope.empty(*spec.shape))
+            source.take(spec.name, taken[-1])
+        return taken
+
+    def load(self, source: WeightSource) -> None:
+        weight, bias, self.position = self.read(source)
         self.site = self.scope.at("patch_embedding").bind(
             "conv2d", weights={"weight": weight, "bias": bias}, attrs={"stride": self.patch},
             dtypes={"x": self.scope.dtype},
         )  # fmt: skip
+
+    def refresh(self, source: WeightSource) -> None:
+        weight, bias, position = self.read(source)
+        self.site.refresh({"weight": weight, "bias": bias})
+        self.position.copy_(position)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         patches: torch.Tensor = self.site.run(images)

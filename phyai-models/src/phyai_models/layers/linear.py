@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import torch
+from phyai.errors import CheckpointError
 from phyai.facts import FactValue
 from phyai.quant import QuantScheme
 from phyai.quant.realize import fuse, quantize_weight
@@ -44,6 +45,11 @@ class LinearWeights:
 
     weight: Any
     bias: torch.Tensor | None = None
+
+    @property
+    def bound(self) -> dict[str, Any]:
+        """The weights of a call of ``gemm``."""
+        return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
 
     @property
     def facts(self) -> Mapping[str, FactValue]:
@@ -110,16 +116,32 @@ class LinearParameters:
         return quantize_weight(weight, scheme, method=self.scope.quantization.method or "rtn")
 
 
+def same_form(old: Sequence[Mapping[str, FactValue]], new: Sequence[Mapping[str, FactValue]], where: str) -> None:
+    """Refuse new weights whose quantized form differs from that of those in use.
+
+    Raises:
+        CheckpointError: it does.
+    """
+    if list(old) != list(new):
+        raise CheckpointError(
+            f"{where}: the new weights are quantized into {[dict(f) for f in new]} and those in use into "
+            f"{[dict(f) for f in old]}; make a new engine with them"
+        )
+
+
 class Matmul:
     """The product with a matrix that is one call of ``gemm``, or several side by side."""
 
     def __init__(self, scope: Scope, weights: Sequence[LinearWeights]) -> None:
-        self.sites = []
-        for part in weights:
-            bound = {"weight": part.weight} if part.bias is None else {"weight": part.weight, "bias": part.bias}
-            self.sites.append(
-                scope.bind("gemm", weights=bound, facts=part.facts, dtypes={"x": scope.dtype, "y": scope.dtype})
-            )
+        dtypes = {"x": scope.dtype, "y": scope.dtype}
+        self.sites = [scope.bind("gemm", weights=part.bound, facts=part.facts, dtypes=dtypes) for part in weights]
+        self.forms = [part.facts for part in weights]
+
+    def refresh(self, weights: Sequence[LinearWeights]) -> None:
+        """Take other values, in the same form."""
+        same_form(self.forms, [part.facts for part in weights], self.sites[0].name)
+        for site, part in zip(self.sites, weights, strict=True):
+            site.refresh(part.bound)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(self.sites) == 1:
@@ -152,6 +174,9 @@ class Linear(Layer):
 
     def load(self, source: WeightSource) -> None:
         self.matmul = Matmul(self.scope, self.parameters.load(source))
+
+    def refresh(self, source: WeightSource) -> None:
+        self.matmul.refresh(self.parameters.load(source))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.matmul(x)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from phyai.facts import FactValue
 
 from phyai_models.layers.base import Layer
-from phyai_models.layers.linear import Linear, LinearParameters, Matmul, Shard
+from phyai_models.layers.linear import Linear, LinearParameters, LinearWeights, Matmul, Shard, same_form
 from phyai_models.layers.scope import Scope
 from phyai_models.weights import TensorSpec, WeightSource
 
@@ -24,6 +25,9 @@ class Activation(Layer):
         self.site = self.scope.bind(
             "activation", attrs={"activation": self.activation}, dtypes={"x": self.scope.dtype}, dims={"D": self.width}
         )
+
+    def refresh(self, source: WeightSource) -> None:
+        pass
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.site.run(x)
@@ -56,8 +60,18 @@ class GatedMLP(Layer):
         yield from self.gate_up.tensors()
         yield from self.down.tensors()
 
+    def refresh(self, source: WeightSource) -> None:
+        gate_up, down = self.gate_up.load(source), self.down.load(source)
+        if self.fused is None:
+            self.gate_up_matmul.refresh(gate_up)
+            self.down_matmul.refresh(down)
+            return
+        same_form(self.forms, _forms(gate_up, down), self.fused.name)
+        self.fused.refresh({"gate_up": gate_up[0].weight, "down": down[0].weight})
+
     def load(self, source: WeightSource) -> None:
         gate_up, down = self.gate_up.load(source), self.down.load(source)
+        self.forms = _forms(gate_up, down)
         dtypes = {"x": self.scope.dtype}
         self.fused = None
         if len(gate_up) == 1:
@@ -80,3 +94,7 @@ class GatedMLP(Layer):
             y = self.fused.run(x)
             return y
         return self.down_matmul(self.act.run(self.gate_up_matmul(x)))
+
+
+def _forms(*matrices: Sequence[LinearWeights]) -> list[Mapping[str, FactValue]]:
+    return [part.facts for matrix in matrices for part in matrix]

@@ -27,12 +27,18 @@ class RMSNorm(Layer):
     def tensors(self) -> Iterator[TensorSpec]:
         yield TensorSpec(f"{self.scope.source}.weight", (self.width,))
 
-    def load(self, source: WeightSource) -> None:
+    def read(self, source: WeightSource) -> dict[str, torch.Tensor]:
         weight = self.scope.empty(self.width, dtype=self.scope.norm_dtype)
         source.take(f"{self.scope.source}.weight", weight)
+        return {"weight": weight}
+
+    def refresh(self, source: WeightSource) -> None:
+        self.norm.refresh(self.read(source))
+
+    def load(self, source: WeightSource) -> None:
         dtypes = dict.fromkeys(("x", "residual") if self.add else ("x",), self.scope.dtype)
         op = "rms_norm_add" if self.add else "rms_norm"
-        self.norm = self.scope.bind(op, weights={"weight": weight}, attrs=self.attrs, dtypes=dtypes)
+        self.norm = self.scope.bind(op, weights=self.read(source), attrs=self.attrs, dtypes=dtypes)
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.norm.run(*tensors)
@@ -77,13 +83,19 @@ class LayerNorm(Layer):
         for name in ("weight", "bias"):
             yield TensorSpec(f"{self.scope.source}.{name}", (self.width,))
 
-    def load(self, source: WeightSource) -> None:
+    def read(self, source: WeightSource) -> dict[str, torch.Tensor]:
         weights = {}
         for name in ("weight", "bias"):
             weights[name] = self.scope.empty(self.width, dtype=self.scope.norm_dtype)
             source.take(f"{self.scope.source}.{name}", weights[name])
+        return weights
+
+    def refresh(self, source: WeightSource) -> None:
+        self.norm.refresh(self.read(source))
+
+    def load(self, source: WeightSource) -> None:
         dtypes = {"x": self.scope.dtype, "weight": self.scope.norm_dtype, "bias": self.scope.norm_dtype}
-        self.norm = self.scope.bind("layer_norm", weights=weights, attrs={"eps": self.eps}, dtypes=dtypes)
+        self.norm = self.scope.bind("layer_norm", weights=self.read(source), attrs={"eps": self.eps}, dtypes=dtypes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.norm.run(x)

@@ -20,6 +20,9 @@ class GatedResidual(Layer):
         dtypes = dict.fromkeys(("residual", "x", "gate"), self.scope.dtype)
         self.site = self.scope.bind("gated_residual", dtypes=dtypes, dims={"D": self.width})
 
+    def refresh(self, source: WeightSource) -> None:
+        pass
+
     def __call__(self, residual: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.site.run(residual, x, gate)
         return y

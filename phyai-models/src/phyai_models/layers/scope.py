@@ -21,7 +21,8 @@ class Scope:
     ``path`` is the layer's module path, the fact ``layer`` of its calls. ``source`` is the prefix of its tensors'
     names in the checkpoint. ``dtype`` is that of its activations and matrices, ``norm_dtype`` that of the
     parameters of normalizations. ``facts`` hold for every call site of the model. ``quantization`` says which
-    matrices are quantized when they are loaded.
+    matrices are quantized when they are loaded. ``capture``: call sites will run inside CUDA graphs;
+    ``fixed_lengths``: each of those graphs serves one set of sequence lengths.
     """
 
     dispatcher: Dispatcher
@@ -33,6 +34,8 @@ class Scope:
     role: str = "head"
     facts: Mapping[str, FactValue] = attrs.field(factory=dict)
     quantization: QuantPlan = attrs.field(factory=QuantPlan)
+    capture: bool = False
+    fixed_lengths: bool = False
 
     def at(self, name: str, source: str | None = None, **changes: Any) -> Scope:
         """The scope of the part called ``name``; ``source`` is its name in the checkpoint when that differs."""
@@ -62,6 +65,7 @@ class Scope:
             dims=dict(dims or {}),
             present=present,
             facts={**self.facts, **(facts or {})},
+            capture=self.capture,
         )
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
+from phyai.errors import CaptureError
 
 if TYPE_CHECKING:
     from phyai.dispatch import Site
+
+
+@attrs.frozen(eq=False)
+class _Plan:
+    """What one site planned, for all sites that plan alike."""
+
+    site: Site
+    dims: Mapping[str, int]
+    state: Any
 
 
 @attrs.frozen(eq=False)
@@ -24,7 +34,7 @@ class Tokens:
     positions: torch.Tensor
     slots: torch.Tensor
     metadata: Mapping[str, torch.Tensor]
-    _planned: dict[object, Any] = attrs.field(factory=dict, init=False, repr=False)
+    _planned: dict[object, _Plan] = attrs.field(factory=dict, init=False, repr=False)
     _states: dict[Site, Any] = attrs.field(factory=dict, init=False, repr=False)
 
     def to(self, device: torch.device) -> Tokens:
@@ -41,9 +51,30 @@ class Tokens:
             dims = {"T": len(self.positions), "pages": cache.shape[0], "page_size": cache.shape[1]}
             key = site.plan_key(**dims)
             if key not in self._planned:
-                self._planned[key] = site.plan(self.metadata, **dims)
-            self._states[site] = self._planned[key]
+                self._planned[key] = _Plan(site, dims, site.plan(self.metadata, **dims))
+            self._states[site] = self._planned[key].state
         return self._states[site]
+
+    def replan(self) -> None:
+        """Plan again, after other lengths were written into the tensors of ``metadata``.
+
+        What was captured in a CUDA graph keeps the state that it was captured with, so plans must change that one.
+
+        Raises:
+            CaptureError: a kernel planned a state that differs from the one it returned before.
+        """
+        for plan in self._planned.values():
+            state = plan.site.plan(self.metadata, **plan.dims)
+            if state is not plan.state and state != plan.state:
+                raise CaptureError(
+                    f"{plan.site.name}: its kernel plans a new state for new lengths, which a captured graph cannot "
+                    "follow; it must declare capture=NEVER, or ask for the promise fixed_lengths"
+                )
+
+    def forget_plans(self) -> None:
+        """Plan anew at the next call, because other kernels may be chosen."""
+        self._planned.clear()
+        self._states.clear()
 
 
 @attrs.frozen
@@ -65,10 +96,14 @@ class KVCache:
         device: torch.device,
     ) -> KVCache:
         """A cache with nothing in it. It starts at zero, since kernels may read whole pages and mask afterwards."""
+        shape = (layers, pages, page_size, kv_heads, head_dim)
+        keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        return cls(keys.unbind(), values.unbind())
 
-        def slabs() -> tuple[torch.Tensor, ...]:
-            return tuple(
-                torch.zeros(pages, page_size, kv_heads, head_dim, dtype=dtype, device=device) for _ in range(layers)
-            )
+    def first(self, pages: int) -> KVCache:
+        """The part of the cache that the first ``pages`` requests use."""
+        return KVCache(tuple(k[:pages] for k in self.keys), tuple(v[:pages] for v in self.values))
 
-        return cls(slabs(), slabs())
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (*self.keys, *self.values))

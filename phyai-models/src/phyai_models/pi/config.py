@@ -101,6 +101,19 @@ class PiConfig:
     action_feature_names: tuple[str, ...] | None = None
 
     @classmethod
+    def standard(cls, family: str = "pi05", *, cameras: int = 3, **changes: Any) -> PiConfig:
+        """The published architecture, with so many cameras.
+
+        >>> PiConfig.standard("pi05", chunk_size=10).language_model.width
+        2048
+        """
+        raw = {
+            "type": family,
+            "input_features": {f"{IMAGES}.camera{i}": {"type": "VISUAL"} for i in range(cameras)},
+        }
+        return attrs.evolve(_build(raw, {}), **changes)
+
+    @classmethod
     def load(cls, directory: str | Path, family: str | None = None) -> PiConfig:
         """Read ``config.json`` and, when it is there, ``arch.json``.
 

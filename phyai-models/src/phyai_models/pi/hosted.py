@@ -1,8 +1,8 @@
-"""A π model as an engine hosts it: its arguments, its requests and its answers."""
+"""A π model as an engine hosts it: its arguments and its answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,26 @@ from phyai.errors import InputError
 
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.inputs import Observation, from_lerobot
-from phyai_models.pi.loading import load_model
+from phyai_models.pi.loading import load_model, open_source
 from phyai_models.pi.model import Savings
 from phyai_models.pi.processor import Processor
-from phyai_models.pi.runner import BatchResult, Runner
-from phyai_models.weights import Checkpoint
+from phyai_models.pi.requests import ActionChunk, BatchResult, DeviceBatch, LerobotBatch, NewWeights, at_least_one_step
+from phyai_models.pi.runner import Runner, execution_on
+from phyai_models.weights import Checkpoint, RandomSource, WeightSource
+
+__all__ = ["ActionChunk", "DeviceBatch", "HostedPi", "LerobotBatch", "NewWeights", "PiArgs", "RandomCheckpoint"]
 
 
-def _steps(_: Any, attribute: Any, value: int | None) -> None:
-    if value is not None and (type(value) is not int or value < 1):
-        raise InputError(f"{attribute.name}={value!r}; give a whole number of at least 1")
+@attrs.frozen
+class RandomCheckpoint:
+    """Random weights in place of a checkpoint's, drawn on the engine's device: for benchmarks.
+
+    ``config`` None is the published architecture. There are no processor files, so the engine takes batches and no
+    :class:`Observation`.
+    """
+
+    config: PiConfig | None = None
+    seed: int = 0
 
 
 @attrs.frozen
@@ -30,71 +40,50 @@ class PiArgs:
     """Arguments of a π model.
 
     ``checkpoint_dir`` holds ``config.json`` and the weights, and for :class:`Observation` requests the processor
-    files and the tokenizer. ``num_steps`` replaces the checkpoint's number of Euler steps. ``seed`` makes the
-    noise that requests do not bring reproducible. ``truncate_prompt`` cuts prompts that are too long instead of
-    refusing them. ``savings`` turns exact savings off, to compare. ``progress`` is called with
-    (bytes read, bytes in all) while the weights are loaded.
+    files and the tokenizer; a :class:`RandomCheckpoint` stands for one. ``num_steps`` replaces the checkpoint's number
+    of Euler steps. ``seed`` makes the noise that requests do not bring reproducible. ``truncate_prompt`` cuts prompts
+    that are too long instead of refusing them. ``savings`` turns exact savings off, to compare. ``progress`` is called
+    with (bytes read, bytes in all) while the weights are loaded.
     """
 
-    checkpoint_dir: str | Path
-    num_steps: int | None = attrs.field(default=None, validator=_steps)
+    checkpoint_dir: str | Path | RandomCheckpoint
+    num_steps: int | None = attrs.field(default=None, validator=at_least_one_step)
     seed: int | None = None
     truncate_prompt: bool = False
     savings: Savings = attrs.field(factory=Savings)
     progress: Any = None
 
 
-@attrs.frozen
-class LerobotBatch:
-    """A batch in lerobot's own names, as its preprocessor left it: images in [0, 1], normalized state, tokens and
-    their mask, and optionally ``noise``. ``trace`` also returns what every stage computed."""
-
-    tensors: Mapping[str, torch.Tensor]
-    num_steps: int | None = attrs.field(default=None, validator=_steps)
-    trace: bool = False
-
-
-@attrs.frozen
-class ActionChunk:
-    """What the robot should do: ``actions`` float32 ``[chunk_size, action_dim]``, in its own units, one row a step."""
-
-    actions: torch.Tensor
-
-
 class HostedPi:
-    """Answers :class:`Observation` with :class:`ActionChunk`, a list of them with a list (one batch), and
-    :class:`LerobotBatch` with :class:`BatchResult`."""
+    """Answers :class:`Observation` with :class:`ActionChunk`, a list of them with a list (one batch),
+    :class:`LerobotBatch` with :class:`BatchResult`, :class:`DeviceBatch` with the actions as a tensor on the device,
+    and :class:`NewWeights` with None."""
 
     def __init__(self, family: str, args: PiArgs, host: Host) -> None:
-        directory = Path(args.checkpoint_dir)
-        self.config = PiConfig.load(directory, family)
-        checkpoint = Checkpoint.open(directory)
-        total = sum(info.end - info.begin for info in checkpoint.tensors.values())
-        read = 0
-
-        def progress(count: int) -> None:
-            nonlocal read
-            read += count
-            if args.progress is not None:
-                args.progress(read, total)
-
+        device, runtime = torch.device(host.device), host.config.runtime
+        execution = execution_on(device, runtime)
+        self.family, self.args = family, args
+        self.config, directory, source = _open(family, args)
         model = load_model(
-            checkpoint,
+            source,
             self.config,
             host.dispatcher,
             device=host.device,
             params_dtype=host.config.device.params_dtype,
             savings=args.savings,
-            progress=progress,
+            capture=execution == "graph",
+            fixed_lengths=execution != "eager" and not runtime.prompt_buckets,
         )
-        self.args = args
-        self.runner: Runner | None = Runner(model, self.config)
+        self.runner: Runner | None = Runner(model, self.config, runtime)
         self.processor = Processor(directory, self.config, truncate_prompt=args.truncate_prompt)
         self._generator = torch.Generator()
         if args.seed is None:
             self._generator.seed()
         else:
             self._generator.manual_seed(args.seed)
+        self._mixed = False
+        if execution != "eager" and not runtime.new_graphs:
+            self.runner.record_all(self._steps(None))
 
     def step(self, request: Any) -> Any:
         """Answer one request; see the class.
@@ -102,35 +91,57 @@ class HostedPi:
         Raises:
             InputError: the request does not fit the model.
         """
+        if isinstance(request, NewWeights):
+            return self._renew(request)
+        if self._mixed:
+            raise InputError(
+                "new weights were refused half-way, so old and new ones are mixed; give others, whole ones"
+            )
         if isinstance(request, LerobotBatch):
             return self._batch(request)
+        if isinstance(request, DeviceBatch):
+            return self._running.run(request.inputs(self.config), self._steps(request.num_steps))
         if isinstance(request, Observation):
             return self._observations([request])[0]
         if isinstance(request, Sequence) and request and all(isinstance(o, Observation) for o in request):
             return self._observations(request)
         raise InputError(
-            f"a request of type {type(request).__name__}; give an Observation, a list of them, or a LerobotBatch"
+            f"a request of type {type(request).__name__}; give an Observation, a list of them, a LerobotBatch, a "
+            "DeviceBatch or NewWeights"
         )
 
     def close(self) -> None:
         self.runner = None
 
+    @property
+    def _running(self) -> Runner:
+        assert self.runner is not None  # the engine calls a closed model no more
+        return self.runner
+
     def _observations(self, observations: Sequence[Observation]) -> list[ActionChunk]:
         inputs = self.processor.inputs(observations, self._noise(len(observations)))
         _ = self.processor.action_normalizer  # a missing file is said before the work, not after
-        assert self.runner is not None
-        chunk = self.runner(inputs, self._steps(None))
+        chunk = self._running(inputs, self._steps(None))
         return [ActionChunk(actions) for actions in self.processor.actions(chunk, observations)]
 
     def _batch(self, request: LerobotBatch) -> BatchResult:
-        assert self.runner is not None
         tokens = request.tensors.get("observation.language.tokens")
         size = tokens.shape[0] if tokens is not None and tokens.ndim else 0
         noise = None if "noise" in request.tensors else self._noise(size)
         inputs = from_lerobot(request.tensors, self.config, noise)
         stages: dict[str, torch.Tensor] = {}
-        chunk = self.runner(inputs, self._steps(request.num_steps), stages if request.trace else None)
+        chunk = self._running(inputs, self._steps(request.num_steps), stages if request.trace else None)
         return BatchResult(chunk[..., : self.config.action_dim].contiguous(), stages)
+
+    @torch.no_grad()
+    def _renew(self, request: NewWeights) -> None:
+        model = self._running.model
+        source = _source(request.checkpoint_dir, self.args)
+        source.require(model.tensors())
+        self._mixed = True
+        model.refresh(source)
+        source.check_finite()
+        self._mixed = False
 
     def _steps(self, asked: int | None) -> int:
         return asked or self.args.num_steps or self.config.num_inference_steps
@@ -138,3 +149,29 @@ class HostedPi:
     def _noise(self, batch: int) -> torch.Tensor:
         shape = (batch, self.config.chunk_size, self.config.max_action_dim)
         return torch.randn(shape, generator=self._generator)
+
+
+def _open(family: str, args: PiArgs) -> tuple[PiConfig, Path, WeightSource]:
+    """The configuration, the directory of the processor files, and the weights."""
+    given = args.checkpoint_dir
+    if isinstance(given, RandomCheckpoint):
+        config = given.config or PiConfig.standard(family)
+        return config, Path(f"{family} with random weights"), _source(given, args)
+    directory = Path(given)
+    return PiConfig.load(directory, family), directory, _source(directory, args)
+
+
+def _source(given: str | Path | RandomCheckpoint, args: PiArgs) -> WeightSource:
+    if isinstance(given, RandomCheckpoint):
+        return RandomSource(given.seed)
+    checkpoint = Checkpoint.open(given)
+    total = sum(info.end - info.begin for info in checkpoint.tensors.values())
+    read = 0
+
+    def progress(count: int) -> None:
+        nonlocal read
+        read += count
+        if args.progress is not None:
+            args.progress(read, total)
+
+    return open_source(checkpoint, progress)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
 import torch
 from phyai.dispatch import Dispatcher
 from phyai.quant import plan_from_policy
 
-from phyai_models.layers import Scope
+from phyai_models.layers import Layer, Scope, Unused
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.model import PALIGEMMA, PiModel, Savings
 from phyai_models.pi.precision import Precision
+from phyai_models.runner import memory_errors, require_free
 from phyai_models.weights import Checkpoint, WeightSource
+
+ADVICE = "choose a smaller params_dtype, quantize it by the policy, or free memory"
 
 #: Checkpoints that tie the two may store the output's table alone; lerobot computes with the input's.
 STAND_INS = {f"{PALIGEMMA}.language_model.embed_tokens.weight": "paligemma_with_expert.paligemma.lm_head.weight"}
@@ -32,22 +36,29 @@ def model_class(family: str) -> type[PiModel]:
     return PI0
 
 
+def open_source(checkpoint: Checkpoint, progress: Callable[[int], None] | None = None) -> WeightSource:
+    """A checkpoint seen through the names of π models."""
+    return WeightSource(checkpoint, prefixes=("", "model."), stand_ins=STAND_INS, ignored=IGNORED, progress=progress)
+
+
 def load_model(
-    checkpoint: Checkpoint,
+    source: WeightSource,
     config: PiConfig,
     dispatcher: Dispatcher,
     *,
     device: str = "cpu",
     params_dtype: str | None = None,
     savings: Savings | None = None,
-    progress: Callable[[int], None] | None = None,
+    capture: bool = False,
+    fixed_lengths: bool = False,
 ) -> PiModel:
     """Build the model that ``config`` describes and load its weights, one layer at a time.
 
-    The ``quantization`` section of the dispatcher's policy is applied to each layer as it is loaded. ``progress``
-    gets the bytes of each tensor read.
+    The ``quantization`` section of the dispatcher's policy is applied to each layer as it is loaded. ``capture`` and
+    ``fixed_lengths`` say how it will run: see :class:`phyai_models.layers.Scope`.
 
     Raises:
+        DeviceMemoryError: the weights do not fit the device's memory; nothing of them is left there.
         QuantPolicyError: the quantization section is refused.
         CheckpointError: the tensors do not fit the model (all misfits are listed), or are not finite.
     """
@@ -61,10 +72,30 @@ def load_model(
         norm_dtype=precision.norms,
         facts={"model.family": config.family},
         quantization=plan_from_policy(dispatcher.policy.quantization),
+        capture=capture,
+        fixed_lengths=fixed_lengths,
     )
     model = model_class(config.family)(scope, config, precision, savings or Savings())
-    source = WeightSource(checkpoint, prefixes=("", "model."), stand_ins=STAND_INS, ignored=IGNORED, progress=progress)
     source.require(model.tensors())
-    model.load(source)
+    what, needed = f"{config.family} in {str(precision.towers).removeprefix('torch.')}", bytes_of(model)
+    if not scope.quantization:
+        require_free(needed, model.device, what, ADVICE)
+    with memory_errors(model.device, what, needed, ADVICE, dispatcher.release):
+        model.load(source)
     source.check_finite()
     return model
+
+
+def bytes_of(model: PiModel) -> int:
+    """What the parameters of an unquantized model take, counting all in the precision of the towers."""
+    elements = sum(math.prod(spec.shape) for layer in used(model) for spec in layer.tensors())
+    return elements * model.precision.towers.itemsize
+
+
+def used(layer: Layer) -> Iterator[Layer]:
+    """The layers at the leaves that hold parameters in use."""
+    parts = list(layer.parts())
+    if not parts and not isinstance(layer, Unused):
+        yield layer
+    for part in parts:
+        yield from used(part)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import torch
+from phyai.quant.weight import QuantizedWeight
 
 from phyai_models.layers import Embedding, KVCache, Layer, Linear, Scope, Tokens
 from phyai_models.pi.config import PiConfig
@@ -12,6 +15,7 @@ from phyai_models.pi.gemma import GemmaPrefix, rotary_table
 from phyai_models.pi.layout import page_size
 from phyai_models.pi.precision import Precision
 from phyai_models.pi.siglip import Siglip
+from phyai_models.weights import WeightSource
 
 #: Where lerobot's checkpoints keep the towers.
 PALIGEMMA = "paligemma_with_expert.paligemma.model"
@@ -40,6 +44,13 @@ class Savings:
         return cls(drop_masked=False, skip_last_layer=False, hoist_conditions=False)
 
 
+def tensors_of(weight: Any) -> list[torch.Tensor]:
+    """The tensors that a plain or quantized weight consists of."""
+    if isinstance(weight, torch.Tensor):
+        return [weight]
+    return list(weight.tensors().values()) if isinstance(weight, QuantizedWeight) else []
+
+
 class PiModel(Layer):
     """The mathematics of a π model on prepared tensors. Subclasses say how the suffix is made.
 
@@ -50,7 +61,7 @@ class PiModel(Layer):
 
     def __init__(self, scope: Scope, config: PiConfig, precision: Precision, savings: Savings) -> None:
         self.config, self.precision, self.savings = config, precision, savings
-        self.device = scope.device
+        self.device, self.dispatcher = scope.device, scope.dispatcher
         towers = scope.at("", dtype=precision.towers, norm_dtype=precision.norms)
         vision = scope.at("", dtype=precision.vision, norm_dtype=precision.vision, role="vision")
         language = towers.at("language_model", f"{PALIGEMMA}.language_model", role="prefix")
@@ -79,6 +90,24 @@ class PiModel(Layer):
         config = self.config
         prefix = len(config.cameras) * config.vision.patches + config.tokenizer_max_length
         return page_size(prefix, config.chunk_size + 1)
+
+    def refresh(self, source: WeightSource) -> None:
+        """New weights in place of the old ones, also in what follows from them for the steps in use."""
+        super().refresh(source)
+        for steps, conditions in self._schedules.items():
+            for old, new in zip(conditions, self._conditions(steps), strict=True):
+                for old_rows, new_rows in zip(old, new, strict=True):
+                    old_rows.copy_(new_rows)
+
+    def parameter_bytes(self) -> int:
+        """Bytes of all parameters that call sites hold, each counted once."""
+        tensors = (t for site in self.dispatcher.sites for w in site.weights.values() for t in tensors_of(w))
+        return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+
+    def cache_bytes(self, batch: int) -> int:
+        """Bytes of the keys and values of ``batch`` requests."""
+        language, item = self.config.language_model, self.precision.towers.itemsize
+        return 2 * language.depth * batch * self.page_size * language.num_kv_heads * language.head_dim * item
 
     def new_cache(self, batch: int) -> KVCache:
         language = self.config.language_model
@@ -115,15 +144,20 @@ class PiModel(Layer):
 
     def schedule(self, steps: int) -> list[Condition]:
         """The condition of every step; computed once per number of steps when savings allow it."""
-        if self.savings.hoist_conditions and steps in self._schedules:
-            return self._schedules[steps]
+        if not self.savings.hoist_conditions:
+            embedded = self._embedded_times(steps)
+            return [self.condition(embedded[i : i + 1]) for i in range(steps)]
+        if steps not in self._schedules:
+            self._schedules[steps] = self._conditions(steps)
+        return self._schedules[steps]
+
+    def _conditions(self, steps: int) -> list[Condition]:
+        table = self.condition(self._embedded_times(steps))
+        return [tuple(rows[i : i + 1] for rows in table) for i in range(steps)]
+
+    def _embedded_times(self, steps: int) -> torch.Tensor:
         embedded = embed_time(times(steps), self.config.expert.width, self.config.min_period, self.config.max_period)
-        embedded = embedded.to(device=self.device, dtype=self.precision.heads)
-        if self.savings.hoist_conditions:
-            table = self.condition(embedded)
-            self._schedules[steps] = [tuple(rows[i : i + 1] for rows in table) for i in range(steps)]
-            return self._schedules[steps]
-        return [self.condition(embedded[i : i + 1]) for i in range(steps)]
+        return embedded.to(device=self.device, dtype=self.precision.heads)
 
     def sample(
         self,

@@ -1,25 +1,41 @@
-"""Runs a π model on batches: layout on the host, one transfer, then tensors only."""
+"""Runs a π model on batches: launched kernel by kernel at their own lengths, or recorded once and replayed."""
 
 from __future__ import annotations
 
-import attrs
+from collections import OrderedDict
+
 import torch
+from phyai.engine import RuntimeConfig
 from phyai.errors import InputError
 
 from phyai_models.layers import KVCache
+from phyai_models.pi.bucketed import Shape, needs
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.inputs import Inputs
 from phyai_models.pi.layout import Layout, make_layout
 from phyai_models.pi.model import PiModel
+from phyai_models.pi.program import Program
+from phyai_models.runner import MemoryReport, Warmer, bucket_of, buckets_up_to, memory_errors
 
 
 class Runner:
-    """Inference with one model. Keeps one cache, as large as the largest batch so far."""
+    """Inference with one model, as its :class:`phyai.engine.RuntimeConfig` says.
 
-    def __init__(self, model: PiModel, config: PiConfig) -> None:
+    Keeps one cache, as large as the largest batch so far, and the most recently used recordings. Its calls are made
+    one at a time.
+    """
+
+    def __init__(self, model: PiModel, config: PiConfig, runtime: RuntimeConfig | None = None) -> None:
         self.model = model
         self.config = config
+        self.runtime = runtime or RuntimeConfig()
+        self.execution = execution_on(model.device, self.runtime)
+        self.buckets = buckets_up_to(config.tokenizer_max_length, self.runtime.prompt_buckets)
+        self.warmer = Warmer(model.dispatcher, model.device, graphs=self.execution == "graph")
+        self._programs: OrderedDict[Shape, Program] = OrderedDict()
+        self._last: Program | None = None
         self._cache: KVCache | None = None
+        self._steps = config.num_inference_steps
 
     def layout(self, inputs: Inputs) -> Layout:
         """Where the tokens of ``inputs`` go.
@@ -40,18 +56,129 @@ class Runner:
             drop_masked=self.model.savings.drop_masked,
         )
 
-    @torch.no_grad()
     def __call__(self, inputs: Inputs, steps: int, stages: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
         """Actions ``[B, chunk_size, max_action_dim]``, float32, on the CPU.
 
         ``stages``, when given, receives what every stage computed, float32, under the names
-        ``vision.camN``, ``prefix.embeds``, ``prefix.pad_mask``, ``stepNN.x`` and ``stepNN.v``.
+        ``vision.camN``, ``prefix.embeds``, ``prefix.pad_mask``, ``stepNN.x`` and ``stepNN.v``; then the batch is
+        launched kernel by kernel.
+
+        Raises:
+            InputError: the batch is larger than the runtime configuration allows, or has no recording and may not
+                have one.
+            DeviceMemoryError: the device's memory does not suffice.
         """
+        return self.run(inputs, steps, stages).to("cpu", torch.float32)
+
+    @torch.no_grad()
+    def run(self, inputs: Inputs, steps: int, stages: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+        """The same, on the model's device, without waiting for it. The tensor is overwritten by the next call."""
+        if inputs.batch > self.runtime.max_batch:
+            raise InputError(
+                f"a batch of {inputs.batch} requests; this engine takes {self.runtime.max_batch} at a time "
+                "(RuntimeConfig.max_batch)"
+            )
+        if stages is not None or self.execution == "eager":
+            self.warmer.open()
+            return self._eager(inputs, steps, stages)
+        program = self.program(inputs, steps)
+        program.load(inputs, replan=program is not self._last)
+        self._last = program
+        assert program.recording is not None
+        program.recording.replay()
+        return program.actions
+
+    # Recordings
+
+    @torch.no_grad()
+    def program(self, inputs: Inputs, steps: int) -> Program:
+        """The recording that serves ``inputs``, made now if there is none."""
+        if not self.warmer.current():
+            self._drop_programs()
+        shape = self.shape(inputs, steps)
+        if shape not in self._programs and not self.runtime.new_graphs:
+            if not self._programs:  # the policy was replaced
+                self.record_all(self._steps)
+            shape = self._captured(shape)
+        if shape not in self._programs:
+            self._record(shape, inputs)
+        self._programs.move_to_end(shape)
+        return self._programs[shape]
+
+    def shape(self, inputs: Inputs, steps: int) -> Shape:
+        """The bucket of ``inputs``."""
+        drop = self.model.savings.drop_masked
+        cameras, tokens = needs(inputs, drop_masked=drop)
+        if not self.runtime.prompt_buckets:
+            lengths = inputs.camera_mask.sum(1) * self.config.vision.patches + inputs.token_mask.sum(1)
+            return Shape(inputs.batch, cameras, tokens, steps, tuple(lengths.tolist()))
+        if tokens > self.buckets[-1]:
+            raise InputError(f"{tokens} token slots; with drop_masked off at most {self.buckets[-1]} fit")
+        return Shape(inputs.batch, cameras, bucket_of(tokens, self.buckets), steps)
+
+    @torch.no_grad()
+    def record_all(self, steps: int) -> None:
+        """Record every bucket for single requests with all cameras: all there will be without ``new_graphs``."""
+        self._steps = steps
+        for prompt in self.buckets:
+            inputs = _blank(self.config, prompt)
+            self._record(self.shape(inputs, steps), inputs)
+
+    def memory(self) -> MemoryReport:
+        """What lies on the device now."""
+        programs = self._programs.values()
+        return MemoryReport(
+            parameters=self.model.parameter_bytes(),
+            cache=0 if self._cache is None else self._cache.nbytes,
+            buffers=sum(p.nbytes for p in programs),
+            graphs=sum(p.recording.nbytes for p in programs if p.recording is not None),
+            recordings=len(programs),
+        )
+
+    def _captured(self, shape: Shape) -> Shape:
+        """The smallest recorded shape that serves ``shape``."""
+        fitting = sorted((s for s in self._programs if s.fits(shape)), key=lambda s: (s.cameras, s.prompt))
+        if not fitting:
+            held = "; ".join(map(str, self._programs))
+            raise InputError(
+                f"no recording serves {shape}; there are: {held}. Set RuntimeConfig.new_graphs to have one made when "
+                "it is first asked for"
+            )
+        return fitting[0]
+
+    def _record(self, shape: Shape, inputs: Inputs) -> None:
+        if len(self._programs) >= self.runtime.max_graphs and self.runtime.new_graphs:
+            _, oldest = self._programs.popitem(last=False)
+            if oldest is self._last:
+                self._last = None
+        device = self.model.device
+        size = self.model.cache_bytes(shape.batch)
+        advice = "use fewer or smaller graphs (RuntimeConfig.max_graphs, prompt_buckets, max_batch)"
+        with memory_errors(device, f"a recording for {shape}", size, advice, self._drop_programs):
+            program = Program(self.model, shape, self.cache(shape.batch))
+
+            def prepare() -> None:
+                program.forget_plans()
+                program.load(inputs, replan=False)
+
+            program.recording = self.warmer.record(program.compute, prepare)
+        if not self.warmer.current():
+            self._drop_programs()
+        self._programs[shape] = program
+        self._last = program
+
+    def _drop_programs(self) -> None:
+        self._programs.clear()
+        self._last = None
+
+    # Kernel by kernel
+
+    def _eager(self, inputs: Inputs, steps: int, stages: dict[str, torch.Tensor] | None) -> torch.Tensor:
         model, device = self.model, self.model.device
         layout = self.layout(inputs)
         prefix, suffix = layout.prefix.to(device), layout.suffix.to(device)
         cache = self.cache(inputs.batch)
-        patches = model.embed_images(inputs.images[layout.cameras].to(device))
+        patches = model.embed_images(inputs.images[layout.cameras.to(inputs.images.device)].to(device))
         text = model.embed_tokens(layout.token_ids.to(device))
         gather = layout.gather.to(device)
         if stages is not None:
@@ -62,15 +189,14 @@ class Runner:
             if stages is not None:
                 stages[name] = value.to("cpu", torch.float32, copy=True)
 
-        actions = model.sample(inputs.noise.to(device), inputs.state.to(device), steps, suffix, cache, trace)
-        return actions.to("cpu", torch.float32)
+        return model.sample(inputs.noise.to(device), inputs.state.to(device), steps, suffix, cache, trace)
 
     def cache(self, batch: int) -> KVCache:
         """A cache for ``batch`` requests."""
         if self._cache is None or self._cache.keys[0].shape[0] < batch:
             self._cache = None  # the old one goes before the new one comes
             self._cache = self.model.new_cache(batch)
-        return KVCache(tuple(k[:batch] for k in self._cache.keys), tuple(v[:batch] for v in self._cache.values))
+        return self._cache.first(batch)
 
     def _trace_prefix(
         self, inputs: Inputs, layout: Layout, patches: torch.Tensor, text: torch.Tensor, stages: dict[str, torch.Tensor]
@@ -98,10 +224,28 @@ class Runner:
         stages["prefix.pad_mask"] = torch.cat([seen, inputs.token_mask], dim=1)
 
 
-@attrs.frozen
-class BatchResult:
-    """What came of a batch in lerobot's names: ``actions [B, chunk_size, action_dim]``, still normalized, and, when
-    they were asked for, the stages by name."""
+def execution_on(device: torch.device, runtime: RuntimeConfig) -> str:
+    """``eager``, ``static`` or ``graph``.
 
-    actions: torch.Tensor
-    stages: dict[str, torch.Tensor] = attrs.field(factory=dict)
+    Raises:
+        InputError: graphs are asked for on a CPU.
+    """
+    on_gpu = device.type == "cuda"
+    if runtime.execution == "graph" and not on_gpu:
+        raise InputError("RuntimeConfig.execution='graph' needs a GPU; on a CPU use auto, eager or static")
+    if runtime.execution == "auto":
+        return "graph" if on_gpu else "eager"
+    return runtime.execution
+
+
+def _blank(config: PiConfig, prompt: int) -> Inputs:
+    """A request of blank images and the token 0, for which a recording can be made."""
+    size, cameras = config.vision.image_size, len(config.cameras)
+    return Inputs(
+        images=torch.full((1, cameras, 3, size, size), -1.0),
+        camera_mask=torch.ones(1, cameras, dtype=torch.bool),
+        tokens=torch.zeros(1, prompt, dtype=torch.int64),
+        token_mask=torch.ones(1, prompt, dtype=torch.bool),
+        state=torch.zeros(1, config.max_state_dim),
+        noise=torch.zeros(1, config.chunk_size, config.max_action_dim),
+    )

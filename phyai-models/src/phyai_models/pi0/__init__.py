@@ -5,11 +5,31 @@ from __future__ import annotations
 import attrs
 from phyai.engine import Host
 
-from phyai_models.pi.hosted import ActionChunk, HostedPi, LerobotBatch, PiArgs
+from phyai_models.pi.config import PiConfig
+from phyai_models.pi.hosted import (
+    ActionChunk,
+    DeviceBatch,
+    HostedPi,
+    LerobotBatch,
+    NewWeights,
+    PiArgs,
+    RandomCheckpoint,
+)
 from phyai_models.pi.inputs import Observation
 from phyai_models.pi.model import Savings
 
-__all__ = ["ActionChunk", "LerobotBatch", "Observation", "PI0Args", "Savings", "load"]
+__all__ = [
+    "ActionChunk",
+    "DeviceBatch",
+    "LerobotBatch",
+    "NewWeights",
+    "Observation",
+    "PI0Args",
+    "PiConfig",
+    "RandomCheckpoint",
+    "Savings",
+    "load",
+]
 
 
 @attrs.frozen

@@ -1,0 +1,19 @@
+"""What a runner is made of: buckets, buffers that stay in place, CUDA graphs, and memory that is accounted for."""
+
+from phyai_models.runner.buckets import bucket_of, buckets_up_to
+from phyai_models.runner.graph import Recording, record
+from phyai_models.runner.memory import MemoryReport, memory_errors, require_free
+from phyai_models.runner.mirror import Mirror
+from phyai_models.runner.warm import Warmer
+
+__all__ = [
+    "MemoryReport",
+    "Mirror",
+    "Recording",
+    "Warmer",
+    "bucket_of",
+    "buckets_up_to",
+    "memory_errors",
+    "record",
+    "require_free",
+]

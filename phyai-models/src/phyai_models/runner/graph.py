@@ -1,0 +1,76 @@
+"""Recording a computation over buffers that stay in place, and running it again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import torch
+from phyai.dispatch import Dispatcher, Site
+from phyai.errors import KernelFailure, PhyAIError
+
+
+@attrs.frozen(eq=False)
+class Recording:
+    """A computation that can run again. ``captured``: as a CUDA graph, for which ``nbytes`` were reserved."""
+
+    replay: Callable[[], None]
+    captured: bool = False
+    nbytes: int = 0
+
+
+def record(compute: Callable[[], None], dispatcher: Dispatcher, pool: Any) -> Recording:
+    """Capture ``compute`` as a CUDA graph whose intermediate results lie in ``pool``.
+
+    Everything that it calls must have run before, and the dispatcher must be frozen.
+
+    Raises:
+        CaptureError: the dispatcher is not frozen, or something undecided was reached.
+        KernelFailure: a kernel raised; it is named.
+    """
+    dispatcher.require_frozen()
+    graph = torch.cuda.CUDAGraph()
+    before = torch.cuda.memory_reserved()
+    raised: list[BaseException] = []
+    try:
+        with failures_named(dispatcher), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            try:
+                compute()
+            except BaseException as error:
+                raised.append(error)
+                raise
+    except BaseException:
+        torch.cuda.synchronize()
+        if raised:  # ending a broken capture raises too, and says less
+            raise raised[0] from raised[0].__cause__
+        raise
+    return Recording(graph.replay, True, torch.cuda.memory_reserved() - before)
+
+
+@contextlib.contextmanager
+def failures_named(dispatcher: Dispatcher) -> Iterator[None]:
+    """While this holds, what a kernel raises becomes a :class:`phyai.errors.KernelFailure` with its name and site."""
+    runs = {site: site.run for site in dispatcher.sites}
+    for site, run in runs.items():
+        site.run = _naming(site, run)
+    try:
+        yield
+    finally:
+        for site, run in runs.items():
+            site.run = run
+
+
+def _naming(site: Site, run: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*inputs: Any, out: Any = None, state: Any = None) -> Any:
+        try:
+            return run(*inputs, out=out, state=state)
+        except (PhyAIError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            kernel = site.chosen(inputs).id
+            message = f"{kernel} failed at {site.name} while a CUDA graph was captured: {type(error).__name__}: {error}"
+            raise KernelFailure(message, site.name, kernel) from error
+
+    return call

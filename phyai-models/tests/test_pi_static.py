@@ -1,0 +1,174 @@
+"""Recorded inference on fixed buffers: buckets, padding, the number of recordings, and the order freeze asks for."""
+
+import attrs
+import pytest
+import torch
+from phyai.engine import RuntimeConfig
+from phyai.errors import CallError, InputError
+from phyai.policy import load_policy
+from phyai_models.pi.hosted import DeviceBatch, LerobotBatch
+from phyai_models.pi.inputs import from_lerobot
+from phyai_models.pi.model import Savings
+from pi_cases import CASES, case, engine, random_batch, random_checkpoint, relative_error
+
+STATIC = RuntimeConfig("static", prompt_buckets=(4, 8))
+
+
+def actions(running, batch, **how):
+    return running.step(LerobotBatch(batch, **how)).actions
+
+
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
+@pytest.mark.parametrize("runtime", [STATIC, attrs.evolve(STATIC, prompt_buckets=())], ids=["buckets", "exact"])
+def test_a_padded_batch_gets_the_answer_of_its_own_lengths(family, runtime, tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, family, cameras=3)
+    batches = [
+        random_batch(directory, batch=1, tokens=3), random_batch(directory, batch=1, tokens=5, seed=1),
+        random_batch(directory, batch=1, tokens=3, present=2, seed=2), random_batch(directory, batch=1, tokens=3, seed=3),
+        random_batch(directory, batch=3, tokens=8, seed=4), random_batch(directory, batch=1, tokens=12, seed=5),
+        random_batch(directory, batch=1, tokens=2, seed=6),
+    ]  # fmt: skip
+    with engine(directory, catalog=catalog) as eager, engine(directory, catalog=catalog, runtime=runtime) as static:
+        for batch in batches:
+            assert relative_error(actions(static, batch), actions(eager, batch)) < 1e-6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_handed_cases_come_out_as_they_do_kernel_by_kernel(name, catalog):
+    directory, inputs, _ = case(name)
+    with engine(directory, catalog=catalog) as eager, engine(directory, catalog=catalog, runtime=STATIC) as static:
+        assert relative_error(actions(static, inputs), actions(eager, inputs)) < (5e-2 if name == "pi05_c" else 1e-6)
+
+
+def test_what_fills_up_a_bucket_changes_nothing(tmp_path, catalog):
+    """Other masked tokens, another missing camera's image: the same bits."""
+    directory = random_checkpoint(tmp_path, "pi05", cameras=2)
+    batch = random_batch(directory, batch=2, tokens=7)
+    other = {**batch}
+    mask = batch["observation.language.attention_mask"]
+    other["observation.language.tokens"] = batch["observation.language.tokens"].where(mask, 39)
+    with engine(directory, catalog=catalog, runtime=STATIC, savings=Savings(drop_masked=False)) as running:
+        assert torch.equal(actions(running, batch), actions(running, other))
+
+
+def test_missing_cameras_between_others_are_left_out(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05", cameras=3)
+    with engine(directory, catalog=catalog) as eager, engine(directory, catalog=catalog, runtime=STATIC) as static:
+        inputs = from_lerobot(random_batch(directory, batch=2), eager.model.config)
+        inputs = attrs.evolve(inputs, camera_mask=torch.tensor([[False, True, True], [True, False, False]]))
+        want, got = eager.model.runner(inputs, 3), static.model.runner(inputs, 3)
+        assert static.model.runner.shape(inputs, 3).cameras == 2
+        assert relative_error(got, want) < 1e-6
+
+
+def recorded(running):
+    return [(s.batch, s.cameras, s.prompt) for s in running.model.runner._programs]
+
+
+def test_lengths_of_one_bucket_share_a_recording(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    with engine(directory, catalog=catalog, runtime=STATIC) as running:
+        for tokens in (1, 4, 2, 5, 8, 9, 12):
+            actions(running, random_batch(directory, batch=1, tokens=tokens))
+        assert recorded(running) == [(1, 2, 4), (1, 2, 8), (1, 2, 12)]
+        assert running.model.runner.memory().recordings == 3
+
+
+def test_the_least_recently_used_recording_goes_first(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    with engine(directory, catalog=catalog, runtime=attrs.evolve(STATIC, max_graphs=2)) as running:
+        for tokens in (4, 8, 4, 12):
+            actions(running, random_batch(directory, batch=1, tokens=tokens))
+        assert recorded(running) == [(1, 2, 4), (1, 2, 12)]
+
+
+def test_without_new_graphs_all_buckets_are_recorded_at_the_start(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05", cameras=2)
+    runtime = attrs.evolve(STATIC, new_graphs=False)
+    with engine(directory, catalog=catalog, runtime=runtime) as running, engine(directory, catalog=catalog) as eager:
+        assert recorded(running) == [(1, 2, 4), (1, 2, 8), (1, 2, 12)]
+        fewer = random_batch(directory, batch=1, tokens=3, present=1)
+        assert relative_error(actions(running, fewer), actions(eager, fewer)) < 1e-6
+        with pytest.raises(InputError, match=r"no recording serves batch 2, .*there are: batch 1.*new_graphs"):
+            actions(running, random_batch(directory, batch=2))
+        assert len(recorded(running)) == 3
+
+
+def test_a_batch_over_the_limit_is_refused(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    with engine(directory, catalog=catalog, runtime=attrs.evolve(STATIC, max_batch=2)) as running:
+        with pytest.raises(InputError, match=r"3 requests; this engine takes 2 .*max_batch"):
+            actions(running, random_batch(directory, batch=3))
+
+
+def test_graphs_need_a_gpu(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    with pytest.raises(InputError, match="needs a GPU"):
+        engine(directory, catalog=catalog, runtime=RuntimeConfig("graph"))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"execution": "fast"}, {"max_batch": 0}, {"prompt_buckets": (8, 4)}, {"max_graphs": 0}]
+)
+def test_a_runtime_that_cannot_be_is_refused(bad):
+    with pytest.raises(CallError, match=next(iter(bad))):
+        RuntimeConfig(**bad)
+
+
+def test_everything_is_frozen_while_it_is_replayed(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    with engine(directory, catalog=catalog, runtime=STATIC) as running:
+        batch = random_batch(directory, batch=1, tokens=3)
+        actions(running, batch)
+        assert running.dispatcher.frozen
+        decided = [site.decisions for site in running.dispatcher.sites]
+        actions(running, random_batch(directory, batch=1, tokens=2, seed=1))
+        assert [site.decisions for site in running.dispatcher.sites] == decided
+
+
+def test_another_policy_makes_recordings_anew(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    rules = tmp_path / "reference.yaml"
+    rules.write_text("schema: phyai.kernel/v1\nrules:\n- {id: all, match: {op: gemm}, restrict_to: 'reference.*'}\n")
+    with engine(directory, catalog=catalog, runtime=STATIC) as running:
+        batch = random_batch(directory, batch=1, tokens=3)
+        first = actions(running, batch)
+        program = next(iter(running.model.runner._programs.values()))
+        running.dispatcher.replace_policy(load_policy(rules, catalog=catalog).policy)
+        assert relative_error(actions(running, batch), first) < 1e-5
+        assert next(iter(running.model.runner._programs.values())) is not program
+        kernels = {d.kernel.id for s in running.dispatcher.sites if s.op.name == "gemm" for d in s.decisions}
+        assert kernels == {"reference.gemm"}
+
+
+def test_a_trace_between_replays_leaves_recordings_valid(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    with engine(directory, catalog=catalog, runtime=STATIC) as running:
+        batch = random_batch(directory, batch=1, tokens=3)
+        first = actions(running, batch)
+        program = next(iter(running.model.runner._programs.values()))
+        traced = running.step(LerobotBatch(batch, trace=True))
+        assert relative_error(traced.actions, first) < 1e-6
+        assert torch.equal(actions(running, batch), first)
+        assert next(iter(running.model.runner._programs.values())) is program
+
+
+def test_a_device_batch_is_answered_where_it_lies(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch = random_batch(directory, batch=2, tokens=6)
+    with engine(directory, catalog=catalog, runtime=STATIC) as running:
+        want = actions(running, batch)
+        config = running.model.config
+        request = DeviceBatch(
+            images=torch.stack([batch[c] for c in config.cameras], 1) * 2 - 1,
+            tokens=batch["observation.language.tokens"],
+            token_mask=batch["observation.language.attention_mask"],
+            noise=batch["noise"],
+        )
+        got = running.step(request)
+        assert got.shape == (2, config.chunk_size, config.max_action_dim)
+        assert torch.equal(got[..., : config.action_dim], want)
+        with pytest.raises(InputError, match=r"noise has shape .*; give \[2, 6, 6\]"):
+            running.step(attrs.evolve(request, noise=request.noise[:1]))
+        with pytest.raises(InputError, match="images of 0 cameras"):
+            running.step(attrs.evolve(request, images=request.images[:, :0]))
