@@ -122,6 +122,19 @@ def test_variable_length_attention_replays_with_other_lengths() -> None:
     assert_close(call, [o], [t.cpu().double().numpy() for t in compute(reference, call, device_facts())], kernel.id)
 
 
+@pytest.mark.parametrize("variant", ["flash", "cudnn", "efficient", "math"])
+@pytest.mark.parametrize("offset", [1, 4])
+def test_attention_of_tensors_that_begin_anywhere(variant: str, offset: int) -> None:
+    op, spec = OPS["attention"], ArgSpec("plain", {"B": 2, "Sq": 5, "Sk": 7, "heads": 2, "kv_heads": 2, "head_dim": 16})
+    call = on_gpu("attention", spec)
+    for name in "qkv":
+        t = call.inputs[name]
+        buffer = torch.empty(t.numel() + offset, dtype=t.dtype, device="cuda")
+        call.inputs[name] = buffer[offset:].view(t.shape).copy_(t)
+    kernel = next(kernel for kernel in TORCH if kernel.id == f"torch.attention.{variant}")
+    assert_close(call, compute(kernel, call, device_facts()), exact(op, spec, None), kernel.id)
+
+
 @pytest.mark.parametrize("id", ["torch.attention.flash", "torch.attention.cudnn", "torch.attention.efficient"])
 def test_what_is_refused_on_a_gpu_fails(id: str) -> None:
     kernel = next(kernel for kernel in TORCH if kernel.id == id)

@@ -89,8 +89,14 @@ def attention(backend: Backend, facts: Facts) -> Callable[..., torch.Tensor]:
 
 
 def _rows(t: torch.Tensor) -> torch.Tensor:
-    """``t`` with every head's elements next to each other."""
-    return t if t.stride(-1) == 1 else t.contiguous()
+    """``t`` as the fused kernels read it: a head's elements next to each other and, on a GPU, every head of every
+    token at a multiple of 16 bytes. A tensor that lies otherwise is copied."""
+    if t.stride(-1) != 1:
+        return t.contiguous()
+    if t.is_cuda:
+        if t.data_ptr() % 16 or any(stride * t.element_size() % 16 for stride in t.stride()[:-1]):
+            return t.clone(memory_format=torch.contiguous_format)
+    return t
 
 
 def varlen(facts: Facts) -> Callable[..., torch.Tensor]:
