@@ -93,9 +93,8 @@ def _rows(t: torch.Tensor) -> torch.Tensor:
     token at a multiple of 16 bytes. A tensor that lies otherwise is copied."""
     if t.stride(-1) != 1:
         return t.contiguous()
-    if t.is_cuda:
-        if t.data_ptr() % 16 or any(stride * t.element_size() % 16 for stride in t.stride()[:-1]):
-            return t.clone(memory_format=torch.contiguous_format)
+    if t.is_cuda and (t.data_ptr() % 16 or any(stride * t.element_size() % 16 for stride in t.stride()[:-1])):
+        return t.clone(memory_format=torch.contiguous_format)
     return t
 
 
