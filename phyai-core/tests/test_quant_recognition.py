@@ -187,3 +187,32 @@ def test_a_third_party_importer_is_asked_first(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "mine"}}))
     outcome = recognize(tmp_path, (Importer("mine", recognize_mine), *BUILTIN))
     assert (outcome.reason, outcome.instead) == ("mine is not ready", "theirs")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "config_groups": {},
+                "kv_cache_scheme": {"num_bits": 8},
+            }
+        },
+        {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}},
+    ],
+)
+def test_only_the_key_value_cache_may_be_quantized(tmp_path, body):
+    outcome = config(tmp_path, body)
+    assert outcome.kv_cache["scheme"]
+    assert names(outcome.plan, "model.layers.0.mlp.up_proj") == [None]
+
+
+@pytest.mark.parametrize("value", ["int8", [1], {"bits": 4, "group_size": 64}])
+def test_configurations_of_no_tool_are_refused(tmp_path, value):
+    assert "quant_method is missing" in str(config(tmp_path, {"quantization_config": value}))
+
+
+def test_the_older_key_needs_no_method(tmp_path):
+    body = {**groups(a=["Linear"]), "format": "pack-quantized"}
+    assert names(config(tmp_path, {"compression_config": body}).plan, "x") == ["w4a16_g32"]

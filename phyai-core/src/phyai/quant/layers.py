@@ -42,9 +42,9 @@ def guess_class(name: str) -> str:
 
 def looks_quantized(suffix: str, info: TensorInfo) -> bool:
     """Whether a tensor can only belong to a quantized layer."""
-    if suffix in QUANTIZED_SUFFIXES or suffix.startswith("_weight_") or suffix.endswith(("_blocks", "_scales")):
+    if suffix in QUANTIZED_SUFFIXES or suffix.startswith(("_weight_", "bitsandbytes__")):
         return True
-    if suffix.startswith("weight.") or ".quant_state." in suffix:
+    if suffix.endswith(("_blocks", "_scales")) and info.dtype == "U8":  # packed mixture-of-experts tensors
         return True
     weight = suffix == "weight" or suffix.endswith(("_proj", "_packed"))
     return weight and len(info.shape) >= 2 and info.dtype in _INTEGERS

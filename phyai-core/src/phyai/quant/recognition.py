@@ -153,8 +153,10 @@ def _nested(
     """Configurations in ``body`` and below; ``model`` is the object that holds ``body``."""
     for key in _KEYS:
         value = body.get(key)
-        if isinstance(value, Mapping) and value:
-            yield FoundConfig(value, name, (*path, key), model)
+        if value and key == "compression_config" and isinstance(value, Mapping):  # the older key of one tool
+            value = {"quant_method": "compressed-tensors", **value}
+        if value:
+            yield FoundConfig(value if isinstance(value, Mapping) else {key: value}, name, (*path, key), model)
     if len(path) < _MAX_DEPTH:
         for key, value in body.items():
             if isinstance(value, Mapping) and key not in _KEYS:

@@ -40,15 +40,15 @@ def recognize(found: FoundConfig, checkpoint: Checkpoint) -> Recognized | None:
     top = body.get("format")
     if top is not None and top != "mixed-precision":
         _check_format(top)
-    groups = body.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
+    groups, cache = body.get("config_groups"), body.get("kv_cache_scheme")
+    if not isinstance(groups, Mapping) or not (groups or cache):
         raise Refuse("config_groups is missing: nothing says which layers are quantized, and how")
     if body.get("transform_config"):
         raise Refuse(
             "transform_config asks for rotations of the activations at run time, which are not supported",
             "a checkpoint made without SpinQuant, QuIP or other transforms",
         )
-    notes = []
+    notes = [] if groups else ["only the key/value cache is quantized"]
     by_target: dict[str, tuple[QuantScheme | None, str | None, str]] = {}
     for name, group in groups.items():
         scheme, storage, targets = _group(name, group, top)
@@ -62,7 +62,7 @@ def recognize(found: FoundConfig, checkpoint: Checkpoint) -> Recognized | None:
     rules += [rule("path", t, *by_target[t][:2], id=by_target[t][2]) for t in names]
     rules += [rule("regex", t.removeprefix("re:"), *by_target[t][:2], id=by_target[t][2]) for t in regex]
     rules += [rule("module_cls", t, *by_target[t][:2], id=by_target[t][2]) for t in names]
-    cache, version = body.get("kv_cache_scheme"), body.get("version")
+    version = body.get("version")
     version = version if isinstance(version, str) else None
     return Recognized(
         "compressed-tensors", QuantPlan(tuple(rules)), found.source, storages_of(version),

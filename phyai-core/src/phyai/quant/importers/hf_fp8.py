@@ -6,6 +6,9 @@
 | ``weight_scale_inv`` or ``weight_scale`` | MULTIPLIES: one number, ``[N]``, ``[N, 1]``, ``[ceil(N/bn), ceil(K/bk)]`` |
 | ``input_scale`` or ``activation_scale`` | one number, with ``activation_scheme: static`` |
 
+Without blocks, dynamic inputs have one scale per token beside ``weight_scale_inv`` (transformers) and beside scales
+per output, else one for the whole tensor (AutoFP8).
+
 The block comes from the configuration, never from dividing shapes. Writers leave weights that their block
 does not divide in 16 bits without listing them, so a plain weight is taken as it is. Facts were checked
 against transformers 5.24.0.
@@ -105,6 +108,8 @@ def _check(layer: LayerTensors, scheme: QuantScheme) -> StoredLayer:
         shapes = [*scalar_shapes(), (n,), (n, 1)]
         scale = layer.take(names, "scale", dtypes=FLOAT_SCALES, shapes=shapes)
         scheme = _per_channel(scheme, scale, n)
+        if scheme.input is not None and scheme.input.dynamic and scale.name.endswith("_inv"):  # transformers' own
+            scheme = attrs.evolve(scheme, input=attrs.evolve(scheme.input, granularity="token"))
     else:
         dtypes = ("U8", "F8_E8M0") if quant.scale_dtype == "e8m0" else (*FLOAT_SCALES, "F8_E8M0", "U8")
         scale = layer.take(names, "scale", dtypes=dtypes, shapes=[quant.scale_shape(n, k)])

@@ -68,17 +68,16 @@ def recognize(found: FoundConfig, checkpoint: Checkpoint) -> Recognized | None:
         body = {"producer": producer, **inner}
     elif not method_of(body).startswith("modelopt"):
         return None
-    name = _name(body.get("quant_algo"))
-    if name in _NOT_QUANTIZED and not body.get("quantized_layers"):
+    name, cache = _name(body.get("quant_algo")), body.get("kv_cache_quant_algo") or body.get("kv_cache_scheme")
+    if name in _NOT_QUANTIZED and not cache:
         raise Refuse("quant_algo is missing: nothing says how the weights are quantized")
     excluded = string_list(body, "exclude_modules") + string_list(body, "ignore")
     rules = [_name_rule(pattern, None, None, "excluded") for pattern in dict.fromkeys(excluded)]
     if name == "MIXED_PRECISION":
         rules += _per_layer(body)
-    else:
+    elif name not in _NOT_QUANTIZED:
         scheme, storage = _algorithm(name, body)
         rules.append(QuantRule(((),), scheme, storage=storage, id=name))
-    cache = body.get("kv_cache_quant_algo") or body.get("kv_cache_scheme")
     return Recognized("modelopt", QuantPlan(tuple(rules)), found.source, STORAGES, {"scheme": cache} if cache else None)
 
 
