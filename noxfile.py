@@ -17,7 +17,7 @@ nox.options.default_venv_backend = "venv"
 ROOT = Path(__file__).parent
 CONSTRAINTS = str(ROOT / "constraints.txt")
 CORE, REFERENCE, MODELS = "phyai-core", "phyai-backend-reference", "phyai-models"
-GPU_BACKENDS = ("phyai-backend-cuda", "phyai-backend-flashinfer")
+GPU_BACKENDS = ("phyai-backend-cuda", "phyai-backend-flashinfer", "phyai-backend-humming")
 CPU = (CORE, REFERENCE, MODELS)
 TEST_TOOLS = ("pytest>=8", "hypothesis>=6.100", "build>=1.2", "hatchling>=1.27", "editables", "pytest-timeout")
 DEMO_TOOLS = ("matplotlib>=3.8", "scikit-image>=0.24")
