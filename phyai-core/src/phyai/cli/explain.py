@@ -46,11 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, context: Context) -> int:
     from phyai.explain import explain_call, render, to_html
+    from phyai.tune.profile import with_tuning
 
     op = context.catalog.op(args.op)
     given = _given(args, op, context.catalog.vocabulary_of(op.name))
     environment = context.environment(args.device)
-    policy = context.policy(args.policy, args.profile)
+    tuned = with_tuning(context.policy(args.policy, args.profile), context.catalog, environment, context.env)
+    policy = tuned.policy
+    if tuned.problem:
+        context.note(f"phyai: warning: {tuned.problem}")
     decision = explain_call(op.name, given, context.catalog, policy, environment)
     if args.html:
         Path(args.html).write_text(to_html(decision), encoding="utf-8")

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 BUILT_IN: tuple[Command, ...] = (
     Command("run", "run a model under a policy", "phyai.cli.run"),
     Command("explain", "say which kernel a call gets, and why", "phyai.cli.explain"),
+    Command("tune", "measure which kernels are fastest here, and keep the timings", "phyai.cli.tune"),
+    Command("map", "draw which kernel is chosen over a grid of sizes", "phyai.cli.map"),
     Command("policy", "check or show a policy file", "phyai.cli.policy"),
     Command("backends", "list plug-ins, and what is wrong with those that do not work", "phyai.cli.backends"),
     Command("ops", "list the ops, or describe one", "phyai.cli.ops"),

@@ -13,6 +13,7 @@ from phyai.engine.plugin import Host
 from phyai.environment import Environment
 from phyai.plugins import discover
 from phyai.policy import Policy, policy_from_environment
+from phyai.tune.profile import with_tuning
 
 _log = logging.getLogger("phyai.engine")
 
@@ -26,5 +27,8 @@ def make_host(args: EngineArgs, policy: Policy | str | Path | None, catalog: Cat
         for warning in loaded.warnings:
             _log.warning("%s", warning)
         policy = loaded.policy
+    tuned = with_tuning(policy, catalog, environment, os.environ)
+    for problem in filter(None, (tuned.problem, *(f"{key}: {why}" for key, why in tuned.layer.stale.items()))):
+        _log.warning("tuning: %s", problem)
     facts = {"model.tags": args.config.tags} if args.config.tags else {}
-    return Host(args.config, environment, catalog, Dispatcher(catalog, policy, environment, facts=facts))
+    return Host(args.config, environment, catalog, Dispatcher(catalog, tuned.policy, environment, facts=facts))

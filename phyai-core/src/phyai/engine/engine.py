@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from phyai.catalog import Catalog
     from phyai.dispatch import Dispatcher
     from phyai.policy import Policy
+    from phyai.tune import Outcome
+
+#: How long measuring may take, in seconds, where nobody says.
+TUNE_SECONDS = 60.0
 
 
 class EngineError(PhyAIError, RuntimeError):
@@ -54,6 +58,7 @@ class Engine:
         self.model = plugin.loader()(args.plugin_args, self.host)
         self._lock = threading.Lock()
         self._closed = False
+        self._to_tune = self.host.dispatcher.policy.profile == "autotune"
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"phyai-{args.plugin}")
 
     @property
@@ -64,6 +69,8 @@ class Engine:
     def step(self, request: Any) -> Any:
         """The model's answer to ``request``, computed in the calling thread; calls take turns.
 
+        Where the policy's profile is ``autotune``, the first request is tuned for before it is answered (:meth:`tune`).
+
         Raises:
             EngineError: the engine is closed.
             InputError: the request does not fit the model.
@@ -71,7 +78,40 @@ class Engine:
         with self._lock:
             if self._closed:
                 raise EngineError("this engine is closed; make a new one")
+            if self._to_tune:
+                self._tune(request)
             return self.model.step(request)
+
+    def tune(self, request: Any = None, *, seconds: float = TUNE_SECONDS, **options: Any) -> Outcome:
+        """Measure the kernels of the calls that ``request`` makes, keep the timings, and use what is faster.
+
+        ``request`` None is the model's own example. What is known already is not measured again. ``options`` are those of
+        :func:`phyai.tune.tune_model`. Requests wait meanwhile.
+
+        Raises:
+            EngineError: the engine is closed.
+            TuneError: the tuning store cannot be read or written, or measuring does not work.
+        """
+        with self._lock:
+            if self._closed:
+                raise EngineError("this engine is closed; make a new one")
+            if request is None:
+                request = self.host.catalog.model(self.args.plugin).example_request(self.model)
+            return self._tune(request, seconds=seconds, **options)
+
+    def _tune(self, request: Any, *, seconds: float = TUNE_SECONDS, **options: Any) -> Outcome:
+        import os
+
+        from phyai.tune import Isolated, Store, tune_model
+
+        self._to_tune = False
+        environment = self.host.environment
+        options.setdefault("store", Store.of(environment.device, os.environ))
+        measurer = options.pop("measurer", None) or Isolated(self.host.catalog, environment)
+        try:
+            return tune_model(self.dispatcher, lambda: self.model.step(request), measurer, seconds=seconds, **options)
+        finally:
+            measurer.close()
 
     def submit(self, request: Any) -> Future[Any]:
         """Like :meth:`step`, in the engine's own thread; requests are answered in the order in which they came.

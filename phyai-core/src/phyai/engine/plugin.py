@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from phyai.errors import DeclarationError
+from phyai.errors import DeclarationError, PhyAIError
 
 if TYPE_CHECKING:
     from phyai.catalog import Catalog
@@ -55,7 +55,8 @@ class ModelPlugin:
     ``arguments`` (``"module:Class"``) is the record that :class:`EngineArgs.plugin_args` must be. ``load``
     (``"module:function"``) is called as ``load(arguments, host)`` and returns a :class:`Model`. ``command`` is a
     module for ``phyai run <name>`` with ``add_arguments(parser)`` and ``main(args, context) -> int``; None when the
-    model has none.
+    model has none. ``example`` (``"module:function"``) is called with the loaded model and returns a request of the usual
+    size, to warm up and tune with.
     """
 
     name: str
@@ -63,6 +64,7 @@ class ModelPlugin:
     arguments: str = attrs.field(validator=_check_target)
     load: str = attrs.field(validator=_check_target)
     command: str | None = None
+    example: str | None = None
 
     def arguments_class(self) -> type:
         """Import and return the class of the model's arguments."""
@@ -71,6 +73,16 @@ class ModelPlugin:
     def loader(self) -> Callable[[Any, Host], Model]:
         """Import and return ``load``."""
         return _import(self.load)  # type: ignore[no-any-return]
+
+    def example_request(self, model: Model) -> Any:
+        """A request of the usual size.
+
+        Raises:
+            PhyAIError: the model declares none.
+        """
+        if self.example is None:
+            raise PhyAIError(f"the model {self.name} declares no example request; give engine.tune() one from Python")
+        return _import(self.example)(model)
 
 
 def _import(target: str) -> Any:

@@ -15,6 +15,8 @@ See ``docs/tuning.md``. Importing this imports no tensor library.
 from phyai.tune.isolation import InProcess, Isolated, Measured, Measurer
 from phyai.tune.layer import TuningLayer, tuning_layer
 from phyai.tune.measure import Settings
+from phyai.tune.model import tune_model
+from phyai.tune.profile import Tuned, with_tuning
 from phyai.tune.record import Measurement, Result, TuneError
 from phyai.tune.session import Outcome, tune
 from phyai.tune.store import Store
@@ -32,9 +34,12 @@ __all__ = [
     "Store",
     "Task",
     "TuneError",
+    "Tuned",
     "TuningLayer",
     "op_tasks",
     "recording",
     "tune",
+    "tune_model",
     "tuning_layer",
+    "with_tuning",
 ]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from phyai.catalog import Catalog
-from phyai.environment import Environment
+from phyai.environment import Device, Environment
 from phyai.facts import Facts
 from phyai.policy import Layer, Policy, Rule
 from phyai.predicates import Predicate, all_of, match
@@ -21,6 +21,7 @@ from phyai.tune.key import CallKey, condition, where
 from phyai.tune.record import Measurement
 from phyai.tune.stamp import differences, source_of, stamp_of
 from phyai.tune.stats import MARGIN
+from phyai.tune.store import file_name
 
 
 @attrs.frozen
@@ -43,6 +44,10 @@ class TuningLayer:
     def onto(self, policy: Policy) -> Policy:
         """``policy`` with these rules as its tuning layer."""
         return policy.with_rules(self.rules, Layer.TUNING)
+
+    def counts(self, measurement: Measurement) -> bool:
+        """Whether this measurement is what a rule was made of."""
+        return any(chosen.measurement == measurement for chosen in self.chosen)
 
     def of(self, key: str) -> Chosen | None:
         return next((chosen for chosen in self.chosen if chosen.measurement.key == key), None)
@@ -86,12 +91,12 @@ def _with(
 def judge(
     measurements: Iterable[Measurement], catalog: Catalog, policy: Policy, environment: Environment
 ) -> Chosen | str | None:
-    """What follows from the measurements of one kind of call: the newest that counts, else why the newest does not.
+    """What follows from the measurements of one kind of call: the newest that counts, else why none does.
 
     None where there is nothing to choose: at most one kernel may run the call under the policy.
     """
     why = None
-    for measurement in sorted(measurements, key=Measurement.order, reverse=True):
+    for measurement in sorted(measurements, key=_preference, reverse=True):
         facts = facts_of(measurement, environment)
         candidates = untuned(facts, catalog, policy, environment)
         if len(candidates.kernels) < 2:
@@ -106,6 +111,11 @@ def judge(
             problem = "no candidate could be timed"
         why = why or problem
     return why
+
+
+def _preference(measurement: Measurement) -> tuple[bool, tuple[str, str]]:
+    """What was timed in the model counts before what was timed beside it."""
+    return measurement.method == "live", measurement.order()
 
 
 def facts_of(measurement: Measurement, environment: Environment) -> Facts:
@@ -140,6 +150,15 @@ def _rule(chosen: Chosen, here: Predicate) -> Rule:
         layer=Layer.TUNING,
         notes=chosen.choice.notes,
     )
+
+
+def section_of(device: Device) -> str:
+    """What the rules that were measured on a device are filed under in a policy file: each device has its own.
+
+    >>> section_of(Device("cuda", name="NVIDIA H200", arch="sm90"))
+    'tuned-nvidia-h200-sm90'
+    """
+    return f"tuned-{file_name(device).removesuffix('.json')}"
 
 
 def rule_id(key: CallKey) -> str:

@@ -27,7 +27,8 @@ Progress = Callable[[int, int, str], None]
 
 @attrs.frozen
 class Outcome:
-    """What one tuning did. ``layer`` are the rules that now follow from the store.
+    """What one tuning did. ``layer`` are the rules that now follow from the store, ``own`` those that
+    would from this tuning's measurements alone.
 
     ``measured`` are the new measurements, ``known`` the keys whose earlier ones still count, ``stale`` maps keys to why
     theirs no longer did, ``skipped`` maps keys to why nothing was measured, ``late`` are the keys that the budget left
@@ -35,6 +36,7 @@ class Outcome:
     """
 
     layer: TuningLayer
+    own: TuningLayer = attrs.field(factory=TuningLayer)
     measured: tuple[Measurement, ...] = ()
     known: tuple[str, ...] = ()
     stale: Mapping[str, str] = attrs.field(factory=dict)
@@ -126,6 +128,7 @@ def tune(
     progress(len(todo), len(todo), "")
     return Outcome(
         layer=tuning_layer(held, catalog, policy, environment),
+        own=tuning_layer(measured, catalog, policy, environment),
         measured=tuple(measured),
         known=tuple(known),
         stale=stale,

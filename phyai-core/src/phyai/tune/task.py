@@ -87,20 +87,31 @@ class Recording:
 
     calls: dict[Site, dict[Facts, dict[str, int]]] = attrs.field(factory=dict)
     _planned: dict[Site, dict[str, int]] = attrs.field(factory=dict)
+    _shared: dict[str, dict[str, int]] = attrs.field(factory=dict)  # sites may share what another one planned
 
     def see(self, site: Site, facts: Facts) -> None:
-        self.calls.setdefault(site, {}).setdefault(facts, dict(self._planned.get(site, {})))
+        planned = self._planned.get(site) or self._shared.get(site.op.name, {})
+        self.calls.setdefault(site, {}).setdefault(facts, planned)
 
     def plan(self, site: Site, metadata: Mapping[str, Any]) -> None:
-        self._planned[site] = bind_dims(site.op.metadata, {n: tuple(t.shape) for n, t in metadata.items()})
+        planned = bind_dims(site.op.metadata, {n: tuple(t.shape) for n, t in metadata.items()})
+        self._planned[site] = self._shared[site.op.name] = planned
+
+    def each(self) -> Iterator[tuple[Site, Facts]]:
+        """Every call that was seen."""
+        for site, calls in self.calls.items():
+            for facts in calls:
+                yield site, facts
+
+    def task_of(self, site: Site, facts: Facts) -> Task:
+        return Task(site.op.name, _case(site, facts, self.calls[site][facts]), (site.name,))
 
     def tasks(self, catalog: Catalog, environment: Environment) -> tuple[Task, ...]:
         """One task for every kind of call, at the largest size seen of its bucket; the most frequent first."""
         found: dict[str, list[tuple[str, Task]]] = {}
-        for site, calls in self.calls.items():
-            for facts, planned in calls.items():
-                task = Task(site.op.name, _case(site, facts, planned))
-                found.setdefault(task.key(catalog, environment).text, []).append((site.name, task))
+        for site, facts in self.each():
+            task = self.task_of(site, facts)
+            found.setdefault(task.key(catalog, environment).text, []).append((site.name, task))
         tasks = []
         for seen in found.values():
             names = tuple(dict.fromkeys(name for name, _ in seen))

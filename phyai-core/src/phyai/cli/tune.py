@@ -1,0 +1,290 @@
+"""Measure which kernel is fastest at each call of a model or an op on this machine, and keep the timings.
+
+What is known is not measured again, unless the machine, a library or a kernel's code has changed. Policies with
+`profile: autotune` use the timings; --write turns them into rules that any policy can have.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phyai.cli.command import Context, Exit
+from phyai.errors import PhyAIError
+
+if TYPE_CHECKING:
+    from phyai.policy import Policy
+    from phyai.tune import Measurement, Outcome, Store, TuningLayer
+    from phyai.tune.compare import Difference, Spread
+
+EXAMPLES = """
+  phyai tune pi05 --checkpoint DIR
+  phyai tune pi05 --checkpoint DIR --device cuda --seconds 60 --write policy.yaml
+  phyai tune --op gemm --op rms_norm --repeat 3
+  phyai tune --show
+  phyai tune --diff before.json after.json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to tune")
+    what.add_argument("model", nargs="?", metavar="MODEL", help="a model: the calls that one request of it makes")
+    what.add_argument("--checkpoint", metavar="DIR", help="the model's checkpoint")
+    what.add_argument("--dtype", metavar="DTYPE", help="precision of the model's parameters")
+    what.add_argument("--op", action="append", default=[], metavar="OP", help="an op, at the sizes of known models")
+    what.add_argument(
+        "--graph", action="store_true", help="with --op: as inside CUDA graphs (always, with a model there)"
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument("--device", default="auto", metavar="NAME", help="auto (default), cpu or cuda:1")
+    how.add_argument("--policy", metavar="FILE", help="policy file; without one, PHYAI_KERNEL_CONFIG")
+    how.add_argument("--seconds", type=float, default=60.0, metavar="N", help="stop measuring after so long (60)")
+    how.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="measure N times; say what changes, by how much"
+    )
+    how.add_argument("--again", action="store_true", help="measure also what is known")
+    how.add_argument("--no-live", action="store_true", help="time attention beside the model, not inside it")
+    how.add_argument("--store", metavar="FILE", help="the store (default: the device's, in PHYAI_KERNEL_TUNE_DIR)")
+    result = parser.add_argument_group("what to do with it")
+    result.add_argument("--show", action="store_true", help="show what is stored: measured what, when, under what")
+    result.add_argument("--diff", nargs=2, metavar=("A", "B"), help="compare two stores")
+    result.add_argument("--write", metavar="FILE", help="write the choices as rules into a policy file")
+    result.add_argument("--html", metavar="FILE", help="with a model: write the decisions of all its sites as a page")
+
+
+def main(args: argparse.Namespace, context: Context) -> int:
+    if args.diff:
+        return _diff(args, context)
+    if args.model is None and not args.op and not args.show and not args.write:
+        raise PhyAIError("give a MODEL with --checkpoint, or --op OP; or --show, --diff A B, --write FILE")
+    if args.repeat < 1:
+        raise PhyAIError(f"--repeat {args.repeat}: at least 1")
+    store = _store(args, context)
+    policy = context.policy(args.policy)
+    outcomes: list[Outcome] = []
+    if args.model is not None or args.op:
+        for turn in range(args.repeat):
+            again = args.again or args.repeat > 1
+            run = _model if args.model is not None else _ops
+            outcomes.append(run(args, context, policy, store, again, f"{turn + 1}/{args.repeat}"))
+            if outcomes[-1].problem:
+                context.note(f"phyai: warning: {outcomes[-1].problem}")
+    layer = outcomes[-1].layer if outcomes else _stored(args, context, policy, store)
+    answer: dict[str, Any] = {"store": str(store.path)}
+    if outcomes:
+        _report_outcome(outcomes[-1], context, answer)
+    if args.repeat > 1:
+        _report_repeats(outcomes, context, answer)
+    if args.show:
+        _show(store, layer, context, answer)
+    if args.write:
+        _write(args, context, layer, answer)
+    if context.json:
+        context.emit(answer)
+    return Exit.OK
+
+
+def _store(args: argparse.Namespace, context: Context) -> Store:
+    from phyai.tune import Store
+
+    return Store(Path(args.store)) if args.store else Store.of(context.environment(args.device).device, context.env)
+
+
+def _stored(args: argparse.Namespace, context: Context, policy: Policy, store: Store) -> TuningLayer:
+    from phyai.tune import tuning_layer
+
+    contents = store.read()
+    if contents.problem:
+        context.note(f"phyai: warning: {contents.problem}")
+    return tuning_layer(contents.measurements, context.catalog, policy, context.environment(args.device))
+
+
+def _ops(args: argparse.Namespace, context: Context, policy: Policy, store: Store, again: bool, turn: str) -> Outcome:
+    from phyai.tune import Isolated, op_tasks, tune
+
+    if args.checkpoint or args.dtype or args.html:
+        raise PhyAIError("--checkpoint, --dtype and --html go with a MODEL")
+    environment = context.environment(args.device)
+    tasks = [task for op in args.op for task in op_tasks(op, context.catalog, capture=args.graph)]
+    with Isolated(context.catalog, environment) as measurer, context.progress(f"tuning {turn}") as bar:
+        return tune(
+            tasks,
+            context.catalog,
+            policy,
+            environment,
+            measurer,
+            store=store,
+            seconds=args.seconds,
+            again=again,
+            progress=lambda done, total, _: bar(done, total),
+        )
+
+
+def _model(args: argparse.Namespace, context: Context, policy: Policy, store: Store, again: bool, turn: str) -> Outcome:
+    from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig
+
+    if args.op:
+        raise PhyAIError("give a MODEL or --op, not both")
+    if not args.checkpoint:
+        raise PhyAIError(f"tuning {args.model} needs --checkpoint DIR")
+    plugin = context.catalog.model(args.model)
+    engine_args = EngineArgs(
+        plugin.name,
+        plugin.arguments_class()(checkpoint_dir=args.checkpoint),
+        EngineConfig(DeviceConfig(args.device, args.dtype)),
+    )
+    static = policy.with_profile("static")  # what is stored is looked up while tuning, not before
+    with (
+        Engine(engine_args, policy=static, catalog=context.catalog) as engine,
+        context.progress(f"tuning {turn}") as bar,
+    ):
+        outcome = engine.tune(
+            seconds=args.seconds,
+            store=store,
+            again=again,
+            live=not args.no_live,
+            progress=lambda done, total, _: bar(done, total),
+        )
+        if args.html:
+            from phyai.explain import to_html
+
+            sites = {site.name: site.decisions for site in engine.dispatcher.report().sites}
+            title = f"{plugin.name} on {engine.host.environment.device}"
+            Path(args.html).write_text(to_html(sites, title=title), encoding="utf-8")
+        return outcome
+
+
+def _report_outcome(outcome: Outcome, context: Context, answer: dict[str, Any]) -> None:
+    from phyai.tune.compare import lead
+    from phyai.tune.key import CallKey
+    from phyai.tune.layer import rule_id
+
+    rows, data = [], []
+    for chosen in outcome.layer.chosen:
+        m, choice = chosen.measurement, chosen.choice
+        ahead, noise = lead(m, choice)
+        name = rule_id(CallKey(m.op, m.facts, m.bucket))
+        verdict = "faster" if choice.changed else "stays"
+        shown = f"{choice.gain:.2f}x" if choice.changed else "–"
+        rows.append((name, choice.winner, verdict, shown, m.results[choice.winner].shown(), m.method))
+        data.append(
+            {"rule": name, "key": m.key, "kernel": choice.winner, "incumbent": choice.incumbent, "gain": choice.gain,
+             "lead": ahead, "noise": noise, "method": m.method, "ranking": list(choice.ranking)}
+        )  # fmt: skip
+    counts = f"{len(outcome.measured)} measured, {len(outcome.known)} known, {len(outcome.skipped)} without a choice"
+    late = f", {len(outcome.late)} left out for lack of time" if outcome.late else ""
+    answer |= {
+        "seconds": round(outcome.seconds, 3), "choices": data, "measured": len(outcome.measured),
+        "known": len(outcome.known), "skipped": dict(outcome.skipped), "late": list(outcome.late),
+        "stale": dict(outcome.stale), "failures": outcome.failures,
+    }  # fmt: skip
+    if context.json:
+        return
+    context.table(("calls", "kernel", "", "than before", "time", "measured by"), rows)
+    context.say(f"{counts}{late}; {outcome.seconds:.1f} s")
+    for key, why in outcome.stale.items():
+        context.note(f"measured again, because {why}: {key}")
+    for kernel, why in outcome.failures.items():
+        context.note(f"disqualified: {kernel}: {why}")
+
+
+def _report_repeats(outcomes: Iterable[Outcome], context: Context, answer: dict[str, Any]) -> None:
+    from phyai.tune.compare import spread
+
+    outcomes = tuple(outcomes)
+    layers = [outcome.own for outcome in outcomes]
+    compared: tuple[Spread, ...] = spread(layers)
+    changing = [one for one in compared if not one.agrees]
+    real = [one for one in changing if one.real]
+    answer["repeat"] = {
+        "times": len(layers),
+        "compared": len(compared),
+        "changed": [
+            {"key": o.key, "choices": list(o.choices), "leads": list(o.gains), "noise": list(o.noise), "real": o.real}
+            for o in changing
+        ],
+    }
+    if context.json:
+        return
+    context.say(
+        f"{len(layers)} tunings: {len(changing)} of {len(compared)} choices change, "
+        f"{len(real)} of them by more than the noise"
+    )
+    for one in changing:
+        leads = ", ".join(
+            f"{kernel} ahead {100 * (gain - 1):+.1f}% (noise {100 * noise:.1f}%)"
+            for kernel, gain, noise in zip(one.choices, one.gains, one.noise, strict=True)
+        )
+        context.say(f"  {one.key}: {leads}")
+
+
+def _show(store: Store, layer: TuningLayer, context: Context, answer: dict[str, Any]) -> None:
+    measurements = store.read().measurements
+    if context.json:
+        answer["measurements"] = [{**m.to_json(), "counts": layer.counts(m)} for m in measurements]
+        answer["stale"] = dict(layer.stale)
+        return
+    context.say(f"{store.path}: {len(measurements)} measurements")
+    rows = []
+    for m in measurements:
+        chosen = layer.of(m.key)
+        for id in _in_order(m):
+            here = chosen is not None and chosen.measurement == m and chosen.choice.winner == id
+            rows.append((m.key if id == _in_order(m)[0] else "", id, m.results[id].shown(), "chosen" if here else ""))
+        under = ", ".join(f"{name} {value}" for name, value in sorted(m.stamp.items()))
+        rows.append(("", f"{m.when[:19]}Z, {m.method}, {under}", "", "" if layer.counts(m) else "does not count"))
+    context.table(("calls", "kernel", "time", ""), rows)
+    for key, why in layer.stale.items():
+        context.say(f"does not count, because {why}: {key}")
+
+
+def _in_order(measurement: Measurement) -> list[str]:
+    timed = measurement.usable()
+    failed = [id for id in measurement.results if id not in timed]
+    return [*sorted(timed, key=lambda id: timed[id].median), *failed]
+
+
+def _diff(args: argparse.Namespace, context: Context) -> int:
+    from phyai.tune import Store
+    from phyai.tune.compare import diff
+
+    sides = []
+    for name in args.diff:
+        path = Path(name)
+        if not path.is_file():
+            raise PhyAIError(f"{name}: there is no such tuning store")
+        contents = Store(path).read()
+        if contents.problem:
+            raise PhyAIError(contents.problem)
+        sides.append(contents.measurements)
+    found = diff(*sides)
+    if context.json:
+        context.emit([_difference_json(one) for one in found])
+        return Exit.OK
+    rows = []
+    for one in found:
+        before, after = one.fastest
+        times = ", ".join(f"{id} {ratio:.2f}x" for id, ratio in sorted(one.ratios().items()))
+        rows.append((one.key, before or "–", "" if before == after else (after or "–"), times))
+    context.table(("calls", "fastest in A", "in B, where it differs", "time in B over time in A"), rows)
+    changed = sum(1 for one in found if None not in one.fastest and len(set(one.fastest)) == 2)
+    context.say(f"{len(found)} kinds of call; the fastest kernel differs at {changed}")
+    return Exit.OK
+
+
+def _difference_json(one: Difference) -> dict[str, Any]:
+    before, after = one.fastest
+    return {"key": one.key, "fastest": [before, after], "ratios": dict(one.ratios())}
+
+
+def _write(args: argparse.Namespace, context: Context, layer: TuningLayer, answer: dict[str, Any]) -> None:
+    from phyai.policy import update_rules
+    from phyai.tune.layer import section_of
+
+    section = section_of(context.environment(args.device).device)
+    update_rules(args.write, layer.rules, catalog=context.catalog, section=section)
+    answer["written"] = {"file": args.write, "rules": len(layer.rules), "section": section}
+    if not context.json:
+        context.say(f"{len(layer.rules)} rules written to {args.write}, in the section {section!r}")
