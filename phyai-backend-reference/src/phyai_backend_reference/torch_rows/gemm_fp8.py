@@ -44,7 +44,7 @@ def _prepare(facts: Facts, weights: Mapping[str, Any], *, rowwise: bool) -> Prep
     static = None if facts["quant.activation_dynamic"] else weight.input_scale.float().reshape(())
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        rows = wide(x).float().reshape(-1, k)
+        rows = wide(x).float().reshape(-1, k).contiguous()
         if not len(rows):
             return x.new_empty((*x.shape[:-1], n), dtype=dtype) if out is None else out
         scale = _input_scale(rows, per_token) if static is None else static
