@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +20,35 @@ from phyai.catalog import Catalog
 from phyai.dispatch import Dispatcher, Site
 from phyai.environment import Environment
 from phyai.errors import CheckpointError
+from phyai.facts import canonical_dtype
 from phyai.plugins import discover
 from phyai.policy import Policy, policy_from_environment
 from phyai.quant import QuantPlan, QuantScheme, plan_from_policy
 from phyai.quant.checkpoint import Checkpoint
+from phyai.quant.formats import PLAIN
 from phyai.quant.importers import BUILTIN, Recognized, Refused
 from phyai.quant.layers import stored_layers
+from phyai.quant.lowering import LayoutChoice, lower
 from phyai.quant.realize import RealizedLayer, dequantize, quantize_weight, realize
 from phyai.quant.recognition import recognize
+from phyai.quant.storage import StoredLayer
 from phyai.quant.weight import QuantizedWeight
 
 
 class CheckpointLinear:
     """One linear layer: ``y = x @ weight.T + bias`` for ``x [..., in_features]``, on the kernel that the policy picks.
 
-    The first call with a dtype binds a call site for it; the output has the input's dtype.
+    The first call with a dtype binds a call site for it; the output has the input's dtype. The first call of all
+    decides the layout of a quantized weight, which is packed then; one copy of it exists.
     """
 
-    def __init__(self, layer: RealizedLayer, dispatcher: Dispatcher) -> None:
+    def __init__(self, load: Callable[[], RealizedLayer], dispatcher: Dispatcher, layout: str | None = None) -> None:
+        layer = load()
         self.name = layer.name
+        self._load = load
+        #: Why the weight lies as it does: set when the first call site is bound.
+        self.layout: LayoutChoice | None = None
+        self._forced = layout
         self.weight = layer.weight
         self.bias = layer.bias
         self.notes = layer.notes
@@ -60,12 +71,28 @@ class CheckpointLinear:
     def site(self, dtype: torch.dtype) -> Site:
         """The call site for inputs of this dtype."""
         if dtype not in self._sites:
+            if self.layout is None and isinstance(self.weight, QuantizedWeight):
+                self._pack(self.weight, dtype)
             weights = {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
             facts = self.weight.facts() if isinstance(self.weight, QuantizedWeight) else {}
             self._sites[dtype] = self._dispatcher.bind(
                 "gemm", layer=self.name, weights=weights, facts=facts, dtypes={"x": dtype, "y": dtype}
             )
         return self._sites[dtype]
+
+    def _pack(self, weight: QuantizedWeight, dtype: torch.dtype) -> None:
+        name = canonical_dtype(str(dtype))
+        facts = {
+            "op": "gemm", "layer": self.name, "dtype.x": name, "dtype.y": name, "shape.N": self.out_features,
+            "shape.K": self.in_features, **weight.facts(),
+        }  # fmt: skip
+        if self.bias is not None:
+            facts["dtype.bias"] = canonical_dtype(str(self.bias.dtype))
+        of = self._dispatcher
+        self.layout = lower(
+            facts, catalog=of.catalog, policy=of.policy, environment=of.environment, forced=self._forced
+        )
+        self.weight = self.layout.pack(weight)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's output for ``x [..., in_features]``, in x's dtype."""
@@ -75,7 +102,13 @@ class CheckpointLinear:
 
     def dequantized_weight(self) -> torch.Tensor:
         """The weight's numbers, float32 ``[out_features, in_features]``."""
-        return dequantize(self.weight) if isinstance(self.weight, QuantizedWeight) else self.weight.to(torch.float32)
+        if not isinstance(self.weight, QuantizedWeight):
+            return self.weight.to(torch.float32)
+        if self.weight.layout == PLAIN:
+            return dequantize(self.weight)
+        again = self._load().weight  # a packed weight may lie as its kernel wants it; the checkpoint still has it plain
+        assert isinstance(again, QuantizedWeight)
+        return dequantize(again)
 
     def __repr__(self) -> str:
         scheme = self.scheme.name if self.scheme else "unquantized"
@@ -112,10 +145,16 @@ def load_linears(
     environment = Environment.detect(device, libraries=catalog.libraries)
     dispatcher = Dispatcher(catalog, policy, environment)
     layers = stored_layers(checkpoint, recognized, names)
-    return {
-        name: CheckpointLinear(_by_policy(realize(layer, recognized, device), plan), dispatcher)
-        for name, layer in layers.items()
-    }
+    linears = {}
+    for name, layer in layers.items():
+        rule = plan.rule(name)
+        load = functools.partial(_load, layer, recognized, device, plan)
+        linears[name] = CheckpointLinear(load, dispatcher, rule.layout if rule else None)
+    return linears
+
+
+def _load(layer: StoredLayer, recognized: Recognized | None, device: str, plan: QuantPlan) -> RealizedLayer:
+    return _by_policy(realize(layer, recognized, device), plan)
 
 
 def recognized_or_raise(checkpoint: Checkpoint, catalog: Catalog | None = None) -> Recognized | None:
