@@ -12,6 +12,7 @@ from phyai.composite import is_decomposition
 from phyai.environment import Environment
 from phyai.errors import PhyAIError
 from phyai.kernel import Kernel
+from phyai.plugins.records import PluginStatus
 from phyai.testing.case import Case
 from phyai.testing.checks import CHECKS, Check
 from phyai.testing.declaration import examine_declaration
@@ -54,18 +55,31 @@ def conform(
     plugins = plugins_of(chosen, catalog) if not checks or DECLARATION in checks else []
     if not chosen and not formats:
         raise PhyAIError(f"no kernel and no quantization format of {backend!r} is installed; `phyai kernels` lists them")
-    found: list[SubjectReport] = [examine_declaration(status) for status in plugins]
-    todo: list[Any] = [*(formats), *(chosen if wanted else [])]
+    todo: list[Any] = [*plugins, *formats, *(chosen if wanted else [])]
+    found: list[SubjectReport] = []
     for number, record in enumerate(todo):
         progress(number, len(todo))
         share = max(0.0, seconds - (time.monotonic() - begun)) / (len(todo) - number)
-        if isinstance(record, Kernel):
-            subject = subject_of(record, catalog, environment)
-            found.append(examine(subject, seconds=share, seed=seed, calls=calls, checks=wanted, backend=backend))
-        else:
-            found.append(examine_format(record, catalog, environment, seconds=share, seed=seed, calls=calls))
+        found.append(
+            examine_record(
+                record, backend, catalog, environment, seconds=share, seed=seed, calls=calls, checks=wanted
+            )
+        )
     progress(len(todo), len(todo))
     return Report(backend, str(environment.device), seed, tuple(found), time.monotonic() - begun)
+
+
+def examine_record(
+    record: Any, backend: str, catalog: Catalog, environment: Environment, *, seconds: float, seed: int = 0,
+    calls: int = CALLS, checks: Sequence[Check] = CHECKS,
+) -> SubjectReport:  # fmt: skip
+    """Test a kernel, a quantization format or a plug-in."""
+    if isinstance(record, PluginStatus):
+        return examine_declaration(record)
+    if isinstance(record, Kernel):
+        subject = subject_of(record, catalog, environment)
+        return examine(subject, seconds=seconds, seed=seed, calls=calls, checks=checks, backend=backend)
+    return examine_format(record, catalog, environment, seconds=seconds, seed=seed, calls=calls)
 
 
 def replay(

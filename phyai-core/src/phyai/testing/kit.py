@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Sequence
 
@@ -34,6 +35,10 @@ class _Tally:
     failure: tuple[Case, str] | None = None
 
 
+class _DeviceFailed(BaseException):
+    """A call broke the device's context: nothing more can run in this process. (hypothesis lets it through.)"""
+
+
 def examine(
     subject: Subject,
     *,
@@ -51,6 +56,9 @@ def examine(
     """
     deadline = time.monotonic() + seconds
     name = backend or subject.kernel.backend
+    if _device_failed(subject):
+        why = "not tried: the device has failed in a kernel before, and answers no more in this process"
+        return SubjectReport(subject.kernel.id, "kernel", reason=why)
     if not subject.space.reachable:
         return SubjectReport(subject.kernel.id, "kernel", reason=_elsewhere(subject))
     base = canonical(subject)
@@ -61,10 +69,11 @@ def examine(
         )
     tallies = [_Tally(check) for check in checks if check.unavailable(subject) is None]
     values = [tally for tally in tallies if tally.check is VALUES_CHECK]
-    _try(subject, [base], tallies, None)
-    _try(subject, corners(subject, base), values or tallies, deadline - seconds / 2)
-    _draw(subject, tallies, deadline, seed, calls)
-    _insist(subject, base, tallies, deadline + seconds / 2)
+    with contextlib.suppress(_DeviceFailed):
+        _try(subject, [base], tallies, None)
+        _try(subject, corners(subject, base), values or tallies, deadline - seconds / 2)
+        _draw(subject, tallies, deadline, seed, calls)
+        _insist(subject, base, tallies, deadline + seconds / 2)
     reports = [_report(subject, tally, name) for tally in tallies]
     skipped = [
         CheckReport(check.name, Outcome.SKIPPED, reason=reason)
@@ -87,7 +96,8 @@ def examine_call(
         why = "its arguments do not agree" if facts is None else subject.kernel.when.why_not(facts)
         raise PhyAIError(f"{subject.kernel.id} does not claim this call: {why}")
     tallies = [_Tally(check) for check in checks if check.unavailable(subject) is None]
-    _try(subject, [case], tallies, None)
+    with contextlib.suppress(_DeviceFailed):
+        _try(subject, [case], tallies, None)
     name = backend or subject.kernel.backend
     reports = tuple(_report(subject, tally, name, smaller=False) for tally in tallies)
     return SubjectReport(subject.kernel.id, "kernel", reports)
@@ -110,6 +120,8 @@ def _one(subject: Subject, case: Case, tally: _Tally) -> None:
     except Exception as error:
         tally.calls += 1
         tally.failure = (case, _words(error))
+        if _device_failed(subject):
+            raise _DeviceFailed from error
     else:
         tally.calls += 1
 
@@ -159,7 +171,7 @@ def _report(subject: Subject, tally: _Tally, backend: str, *, smaller: bool = Tr
             return CheckReport(tally.check.name, Outcome.PASSED, tally.calls)
         return CheckReport(tally.check.name, Outcome.SKIPPED, reason="; ".join(tally.reasons) or "no call")
     case, words = tally.failure
-    if smaller:
+    if smaller and not _device_failed(subject):
         case, words = _smallest(subject, tally.check, case, words)
     call = case.to_json(subject.op)
     line = reproduction(backend, subject.kernel.id, tally.check.name, call, subject.device)
@@ -181,6 +193,19 @@ def _smallest(subject: Subject, check: Check, case: Case, words: str) -> tuple[C
 
     small = shrink(case, fails, subject.space, SHRINK_SECONDS)
     return small, last[0]
+
+
+def _device_failed(subject: Subject) -> bool:
+    """Whether an earlier call has left the GPU's context unusable."""
+    if subject.environment.device.type != "cuda":
+        return False
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _words(error: Exception) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
 from phyai.catalog import Catalog
 from phyai.environment import Environment
+from phyai.predicates import FALSE, Predicate
 from phyai.quant.scheme import QuantScheme
 from phyai.testing.memory import same_bits
 from phyai.testing.quantized import quantized_weight
@@ -21,8 +23,10 @@ from phyai.testing.values import interesting
 #: Sizes of [N, K] to try beside those that the predicate speaks of: odd ones are where packing goes wrong.
 _SIZES = (1, 2, 3, 7, 8, 16, 17, 33, 64, 100, 128, 129, 256)
 _ELEMENTS = 1 << 16
-#: Schemes of one kind are alike to a packer; so many of them are tried, the first of every kind before the second.
-_SCHEMES = 60
+#: So many schemes are tried, the first of every kind before the second.
+_SCHEMES = 200
+#: Round trips per call that a kernel would get: they are quick.
+_PER_CALL = 10
 
 
 def examine_format(
@@ -34,7 +38,7 @@ def examine_format(
     where = f"{device.type}:{device.index}" if device.type != "cpu" else "cpu"
     tried = 0
     for scheme, n, k in _claimed(record, environment):
-        if tried and (time.monotonic() >= deadline or tried >= calls):
+        if tried and (time.monotonic() >= deadline or tried >= calls * _PER_CALL):
             break
         tried += 1
         problem = round_trip(record, scheme, n, k, device=where, seed=seed)
@@ -90,22 +94,44 @@ def _tensors(weight: Any) -> Mapping[str, Any]:
 
 
 def _claimed(record: Any, environment: Environment) -> Iterator[tuple[QuantScheme, int, int]]:
-    """Claimed schemes and sizes: every kind of scheme in its first size, then in the others."""
-    when = record.when
+    """Claimed schemes and sizes: every scheme in its first size, then in the others."""
     sizes = {axis: _axis(record, axis) for axis in "NK"}
     shapes = sorted(((n, k) for n in sizes["N"] for k in sizes["K"] if n * k <= _ELEMENTS), key=lambda s: s[0] * s[1])
     found: list[tuple[QuantScheme, list[tuple[int, int]]]] = []
-    for scheme, quant in schemes(when):
-        facts = {"quant.layout": "plain", "op": "gemm", **environment.facts(), **quant}
-        stored = scheme.weight.dtype if scheme.weight.bits == 8 else "uint8"
-        facts |= {"dtype.weight": stored, "dtype.x": "bf16", "dtype.y": "bf16"}
-        fitting = [(n, k) for n, k in shapes if when.holds({**facts, "shape.N": n, "shape.K": k})]
+    for scheme, claim in itertools.islice(_by_kind(_schemes_of(record, environment)), _SCHEMES):
+        fitting = [(n, k) for n, k in shapes if claim.holds({"shape.N": n, "shape.K": k})]
         if fitting:
             found.append((scheme, _spread(fitting)))
-        if len(found) >= _SCHEMES:
-            break
     for turn in range(max((len(shapes) for _, shapes in found), default=0)):
         yield from ((scheme, *shapes[turn]) for scheme, shapes in found if turn < len(shapes))
+
+
+def _schemes_of(record: Any, environment: Environment) -> Iterator[tuple[QuantScheme, Predicate]]:
+    """Every scheme that the format may hold here, and what it asks of the weight's sizes."""
+    here = record.when.given({"quant.layout": "plain", "op": "gemm", **environment.facts()})
+    for scheme, quant in schemes(record.when):
+        stored = scheme.weight.dtype if scheme.weight.bits == 8 else "uint8"
+        facts = {**quant, "dtype.weight": stored, "dtype.x": "bf16", "dtype.y": "bf16"}
+        claim = here.given(facts, absent=_Unsaid())
+        if claim != FALSE:
+            yield scheme, claim
+
+
+def _by_kind(found: Iterable[tuple[QuantScheme, Predicate]]) -> Iterator[tuple[QuantScheme, Predicate]]:
+    """The first scheme of every kind (element type, granularity, zero point), then the second of each, and so on."""
+    kinds: dict[Any, list[tuple[QuantScheme, Predicate]]] = {}
+    for scheme, claim in found:
+        weight = scheme.weight
+        kinds.setdefault((weight.dtype, weight.granularity, weight.zero_point), []).append((scheme, claim))
+    for turn in itertools.zip_longest(*kinds.values()):
+        yield from (pair for pair in turn if pair is not None)
+
+
+class _Unsaid:
+    """Every fact but the two sizes: what a scheme does not say, it does not have."""
+
+    def __contains__(self, name: object) -> bool:
+        return name not in ("shape.N", "shape.K")
 
 
 def _spread(shapes: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -122,8 +148,6 @@ def _axis(record: Any, axis: str) -> tuple[int, ...]:
 
 def _elsewhere(record: Any, environment: Environment) -> bool:
     """Whether another machine is needed: its predicate cannot hold with this one's facts."""
-    from phyai.predicates import FALSE
-
     known = environment.facts()
     asked = {name for name in record.when.facts if name.startswith(("device.", "lib."))}
     return bool(record.when.given(known, absent=asked - known.keys()) == FALSE)
