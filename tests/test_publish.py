@@ -106,7 +106,10 @@ def test_a_new_backend_shows_in_the_list_ready(sparkle):
 
 def test_its_kernel_wins_where_a_policy_prefers_it_and_nowhere_else(sparkle):
     (sparkle / "policy.yaml").write_text(POLICY)
-    question = (phyai(sparkle), "explain", "--op", "rms_norm", "--device", "cpu", "-d", "bf16", "-a", "offset=0", "--json")
+    question = (
+        phyai(sparkle),
+        *["explain", "--op", "rms_norm", "--device", "cpu", "-d", "bf16", "-a", "offset=0", "--json"],
+    )
     by_itself = json.loads(run(*question, cwd=sparkle))
     preferred = json.loads(run(*question, "--policy", "policy.yaml", cwd=sparkle))
     assert by_itself["chosen"] == "torch.rms_norm"

@@ -105,7 +105,10 @@ def gemm(fault=None, **more):
             y = rows[:, :k].float() @ weight[:, :k].float().T
             if fault == "another order for batches" and len(rows) > 1:
                 half = k // 2
-                y = rows[:, half:k].float() @ weight[:, half:k].float().T + rows[:, :half].float() @ weight[:, :half].float().T
+                y = (
+                    rows[:, half:k].float() @ weight[:, half:k].float().T
+                    + rows[:, :half].float() @ weight[:, :half].float().T
+                )
             elif fault is None and more.get("batch_invariant"):
                 y = torch.stack([(row.float()[None] * weight.float()).sum(-1) for row in rows]) if len(rows) else y
             if bias is not None and fault != "ignores bias":

@@ -25,7 +25,9 @@ EXAMPLES = """
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("backend", metavar="NAME", help="a backend (the first part of kernel ids), or a plug-in")
-    parser.add_argument("--kernel", action="append", metavar="ID", help="only this kernel, or a glob of ids; repeatable")
+    parser.add_argument(
+        "--kernel", action="append", metavar="ID", help="only this kernel, or a glob of ids; repeatable"
+    )
     parser.add_argument("--check", action="append", metavar="CHECK", help="only this check; repeatable")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<index>")
     parser.add_argument("--seconds", type=_positive, default=60.0, help="about how long to take in all (default: 60)")

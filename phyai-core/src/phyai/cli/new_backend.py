@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from phyai.scaffold import LICENSES
 
     parser.add_argument("name", metavar="NAME", help="what kernel ids begin with: small letters, digits, - or _")
-    parser.add_argument("--into", type=Path, default=Path(), metavar="DIR", help="the folder to write into (default: .)")
+    parser.add_argument(
+        "--into", type=Path, default=Path(), metavar="DIR", help="the folder to write into (default: .)"
+    )
     parser.add_argument("--license", choices=LICENSES, default=LICENSES[0], help=f"default: {LICENSES[0]}")
     parser.add_argument("--author", metavar="NAME", help="copyright holder (default: the authors of the distribution)")
 

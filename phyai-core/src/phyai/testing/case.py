@@ -96,9 +96,8 @@ class Case:
         """Plain data, without what is as usual."""
         found: dict[str, Any] = {"dims": dict(self.dims), "dtypes": self._short_dtypes(op)}
         changed = {name: value for name, value in self.attrs.items() if value != _default(op, name)}
-        for name, value in (("attrs", changed), ("present", list(self.present)), ("facts", dict(self.facts))):
-            if value:
-                found[name] = value
+        more = {"attrs": changed, "present": list(self.present), "facts": dict(self.facts)}
+        found |= {name: value for name, value in more.items() if value}
         if self.scheme is not None:
             found |= {"scheme": _scheme_json(self.scheme), "layout": self.layout}
         for part in fields(Case):

@@ -43,9 +43,7 @@ def tolerance_of(
 
 
 def _wider(one: Tolerance, other: Tolerance) -> Tolerance:
-    return Tolerance(
-        max(one.rtol, other.rtol), max(one.atol, other.atol), max(one.relative_norm, other.relative_norm)
-    )
+    return Tolerance(max(one.rtol, other.rtol), max(one.atol, other.atol), max(one.relative_norm, other.relative_norm))
 
 
 def mismatch(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: Tolerance) -> str | None:

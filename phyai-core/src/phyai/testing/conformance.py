@@ -54,16 +54,16 @@ def conform(
     formats = formats_of(backend, catalog) if not kernels and (not checks or PACKER in checks) else []
     plugins = plugins_of(chosen, catalog) if not checks or DECLARATION in checks else []
     if not chosen and not formats:
-        raise PhyAIError(f"no kernel and no quantization format of {backend!r} is installed; `phyai kernels` lists them")
+        raise PhyAIError(
+            f"no kernel and no quantization format of {backend!r} is installed; `phyai kernels` lists them"
+        )
     todo: list[Any] = [*plugins, *formats, *(chosen if wanted else [])]
     found: list[SubjectReport] = []
     for number, record in enumerate(todo):
         progress(number, len(todo))
         share = max(0.0, seconds - (time.monotonic() - begun)) / (len(todo) - number)
         found.append(
-            examine_record(
-                record, backend, catalog, environment, seconds=share, seed=seed, calls=calls, checks=wanted
-            )
+            examine_record(record, backend, catalog, environment, seconds=share, seed=seed, calls=calls, checks=wanted)
         )
     progress(len(todo), len(todo))
     return Report(backend, str(environment.device), seed, tuple(found), time.monotonic() - begun)

@@ -1,4 +1,4 @@
-"""Declaring imports nothing heavy: a plug-in's module is imported, and its hooks are called, in a process of its own."""
+"""Declaring imports nothing heavy: a plug-in's module is imported, and its hooks called, in a process of its own."""
 
 from __future__ import annotations
 

@@ -176,7 +176,9 @@ def drawn(subject: Subject) -> SearchStrategy[Case]:
 def _formed(draw: Any, subject: Subject, case: Case) -> Case:
     from hypothesis import strategies as st
 
-    params = {p.name: draw(st.sampled_from(p.values)) for p in subject.kernel.params if p.values and draw(st.booleans())}
+    params = {
+        p.name: draw(st.sampled_from(p.values)) for p in subject.kernel.params if p.values and draw(st.booleans())
+    }
     leads = [c.lead for c in _leads_of(subject, case)]
     return attrs.evolve(
         case,

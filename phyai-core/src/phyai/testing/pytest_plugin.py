@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("phyai", "conformance of PhyAI backends")
-    group.addoption("--phyai-backend", action="append", metavar="NAME", help="test the kernels of this backend; repeatable")
+    group.addoption(
+        "--phyai-backend", action="append", metavar="NAME", help="test the kernels of this backend; repeatable"
+    )
     group.addoption("--phyai-seconds", type=float, default=60.0, help="about how long for each backend (default: 60)")
     group.addoption("--phyai-device", default="auto", help="auto, cpu, cuda or cuda:<index> (default: auto)")
     group.addoption("--phyai-seed", type=int, default=0, help="what the drawn calls follow from (default: 0)")
@@ -83,9 +85,9 @@ class SubjectCollector(pytest.Collector):
 
     def collect(self) -> Iterator[CheckItem]:
         from phyai.kernel import Kernel
+        from phyai.plugins.records import PluginStatus
         from phyai.testing.checks import CHECKS
         from phyai.testing.conformance import DECLARATION, PACKER
-        from phyai.plugins.records import PluginStatus
 
         record = self._given[0]
         if isinstance(record, Kernel):

@@ -15,7 +15,7 @@ _STATIC_SCALE = 3.0
 
 
 def quantized_weight(weight: torch.Tensor, scheme: QuantScheme, *, seed: int = 0) -> Any:
-    """``weight`` ``[N, K]`` quantized by ``scheme``, its static scales, group index and pre-scale drawn from ``seed``."""
+    """``weight`` ``[N, K]`` quantized by ``scheme``; static scales, group index and pre-scale follow from ``seed``."""
     import torch
 
     from phyai.quant.realize.rtn import quantize_weight
@@ -57,6 +57,7 @@ def _reordered(plain: Any, order: torch.Tensor) -> torch.Tensor:
 
     quant = plain.scheme.weight
     if quant.bits == 8:
-        return plain.codes[:, order].contiguous()
+        codes: torch.Tensor = plain.codes[:, order]
+        return codes.contiguous()
     patterns = code_patterns(plain.codes, quant.dtype, plain.shape[1])
     return pack_bits(patterns[:, order], quant.bits)

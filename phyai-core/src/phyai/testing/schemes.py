@@ -88,4 +88,3 @@ def _numbers(predicate: Predicate, fact: str) -> list[int]:
         elif isinstance(literal, Compare) and isinstance(literal.bound, int):
             found += [literal.bound - 1, literal.bound, literal.bound + 1]
     return [v for v in dict.fromkeys(found) if v > 0]
-

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import attrs
 
 from phyai.testing.case import Case
 from phyai.testing.space import Space
 
-_PLAIN = {"memory": "dense", "values": "normal", "alias": False, "lead": None, "seed": 0}
+_PLAIN: dict[str, Any] = {"memory": "dense", "values": "normal", "alias": False, "lead": None, "seed": 0}
 
 
 def shrink(case: Case, fails: Callable[[Case], bool], space: Space, seconds: float) -> Case:

@@ -177,7 +177,8 @@ class Space:
     def _give(self, case: Case, fact: str, literals: Sequence[Literal], choose: Choose) -> Case | None:
         """The call with an acceptable value of one fact."""
         kind, _, name = fact.partition(".")
-        derived = kind in ("shape", "attrs") and name not in {n.name for n in (*self.op.dims, *self.op.attributes)}
+        own = {dim.name for dim in self.op.dims} if kind == "shape" else {a.name for a in self.op.attributes}
+        derived = kind in ("shape", "attrs") and name not in own
         if derived:
             return self._derive(case, fact, literals)
         options = [v for v in self.values(fact) if all(literal.accepts(v) for literal in literals)]

@@ -8,10 +8,17 @@ import attrs
 
 from phyai.errors import CallError, NoKernelError
 from phyai.kernel import Capture
+from phyai.testing.bench import Call
 from phyai.testing.case import Case
 from phyai.testing.checks.check import Check, needs_cuda
 from phyai.testing.subject import (
-    Bound, Call, Finding, NotApplicable, Subject, as_out, places, results,
+    Bound,
+    Finding,
+    NotApplicable,
+    Subject,
+    as_out,
+    places,
+    results,
 )  # fmt: skip
 
 #: Clock cycles that a stream is kept busy with before its inputs arrive: some tens of milliseconds.
@@ -49,7 +56,9 @@ def captured(subject: Subject, case: Case) -> None:
             returned = bound.site.run(*buffers.inputs.values(), out=out, state=state)
     except Exception as error:
         torch.cuda.synchronize()
-        raise Finding(f"cannot be captured, though capture is {subject.kernel.capture.value}: {_line(error)}") from error
+        raise Finding(
+            f"cannot be captured, though capture is {subject.kernel.capture.value}: {_line(error)}"
+        ) from error
     _replay(subject, graph, buffers, call, want, placed, returned, "replayed, ")
     other = _fresh(subject, call)
     _set_metadata(bound, buffers, other)
@@ -123,9 +132,9 @@ def streamed(subject: Subject, case: Case) -> None:
     for p in placed:
         p.poison()
     torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(_BUSY)
+        torch.cuda._sleep(_BUSY)  # type: ignore[no-untyped-call]
         _restore(buffers, call)
         bound.site.run(*buffers.inputs.values(), out=as_out(placed), state=state)
     stream.synchronize()

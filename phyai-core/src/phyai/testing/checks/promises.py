@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import attrs
 
 from phyai.composite import is_decomposition
 from phyai.op import dim_names
+from phyai.testing.bench import Call
 from phyai.testing.case import Case
 from phyai.testing.checks.check import Check
 from phyai.testing.memory import same_bits
-from phyai.testing.subject import Bound, Call, Finding, NotApplicable, Subject, result_names, results
+from phyai.testing.subject import Bound, Finding, NotApplicable, Subject, result_names, results
 
 _REPEATS = 3
 #: Rows computed alone and compared: a few of them show what all would.
@@ -39,7 +41,7 @@ def batch_invariant(subject: Subject, case: Case) -> None:
     alone = call.copy()
     cuts = sorted({0, 1, rows // 2, rows - 1, rows})
     pieces: list[list[Any]] = []
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in itertools.pairwise(cuts):
         piece = _rows_of(alone, sliced, start, end, dim)
         found = results(piece, bound.run(piece))
         pieces.append([t.clone() for t in found])
@@ -50,8 +52,8 @@ def batch_invariant(subject: Subject, case: Case) -> None:
             apart = _cat([piece[index] for piece in pieces])
         if not same_bits(apart, together[index]):
             raise Finding(
-                f"is declared batch invariant, but {name} of rows {cuts[:-1]} of {rows} computed apart ({dim} by {dim}) "
-                f"has other bits than together"
+                f"is declared batch invariant, but {name} computed apart from rows {cuts[:-1]} of {rows} has other bits "
+                f"than computed together"
             )
 
 
@@ -86,7 +88,7 @@ def _row_dim(subject: Subject, call: Call) -> tuple[str, int, frozenset[str]]:
 
 def _rows_of(call: Call, sliced: frozenset[str], start: int, end: int, dim: str) -> Call:
     inputs = {name: t[start:end] if name in sliced and t is not None else t for name, t in call.inputs.items()}
-    dims = {n: end - start if n == dim or size == call.case.dims[dim] and n in _open(call) else size
+    dims = {n: end - start if n == dim or (size == call.case.dims[dim] and n in _open(call)) else size
             for n, size in call.case.dims.items()}  # fmt: skip
     return attrs.evolve(call, inputs=inputs, case=attrs.evolve(call.case, dims=dims))
 

@@ -15,6 +15,7 @@ _TRIED = 8
 def refused(subject: Subject, case: Case) -> None:
     """Calls that differ from a claimed one in one fact, pinned to the kernel."""
     watched, entered = subject.watched
+    space = subject.space
     entered.clear()
     tried = 0
     for fact, other in _outside(subject, case):
@@ -27,7 +28,7 @@ def refused(subject: Subject, case: Case) -> None:
         except PhyAIError:
             pass
         else:
-            raise Finding(f"a call that is not claimed runs: {subject.kernel.when.why_not(_facts(subject, other))}")
+            raise Finding(f"a call that is not claimed runs: {subject.kernel.when.why_not(space.facts(other) or {})}")
         if entered:
             raise Finding(f"{entered[0]} begins although the call is not claimed (only {fact} differs)")
         tried += 1
@@ -62,10 +63,6 @@ def _unclaimed(subject: Subject, case: Case) -> bool:
     if facts is None or subject.space.cost(case) > subject.space.elements:
         return False
     return not subject.kernel.when.holds(facts)
-
-
-def _facts(subject: Subject, case: Case) -> dict[str, object]:
-    return dict(subject.space.facts(case) or {})
 
 
 REFUSED = Check("refusal", "is not entered for a call that it does not claim", refused)

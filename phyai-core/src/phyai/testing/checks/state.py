@@ -5,10 +5,11 @@ from __future__ import annotations
 import attrs
 
 from phyai.errors import CallError
+from phyai.testing.bench import Call
 from phyai.testing.case import Case
 from phyai.testing.checks.check import Check
 from phyai.testing.checks.values import compute
-from phyai.testing.subject import Call, Finding, NotApplicable, Subject
+from phyai.testing.subject import Finding, NotApplicable, Subject
 
 
 def planned(subject: Subject, case: Case) -> None:

@@ -6,11 +6,19 @@ from typing import Any
 
 import attrs
 
+from phyai.testing.bench import Call
 from phyai.testing.case import Case
 from phyai.testing.checks.check import Check
 from phyai.testing.memory import same_bits, unwritten
 from phyai.testing.subject import (
-    Bound, Call, Finding, NotApplicable, Subject, as_out, places, result_names, results,
+    Bound,
+    Finding,
+    NotApplicable,
+    Subject,
+    as_out,
+    places,
+    result_names,
+    results,
 )  # fmt: skip
 
 
