@@ -18,9 +18,6 @@
 #ifndef MQ
 #define MQ 50
 #endif
-#ifndef L2_AHEAD
-#define L2_AHEAD 1  // fetch the down weights into L2 while attention leaves the memory idle
-#endif
 #ifndef TRACE
 #define TRACE 0  // record the clock at every mark of the first TRACE marks of each block
 #endif
@@ -54,7 +51,7 @@ struct Params {
     float *actions;                                // [MQ, AD], updated in place
     char *kbuf, *vbuf;                             // [L, tiles, 4, TILE]
     char *xs1, *xs2, *qbuf, *obuf, *act;
-    char *opart;                                   // [H, SPLITS (reader), SPLITS (writer), MQ, 16] bf16
+    char *opart;                                   // [G, MQ, HD] bf16, permuted
     float *ml;                                     // [G, 64, 2]
     float *part;                                   // [G, RANKS, 56, 8]
     u64 *ssq;                                      // [4, ROWS, 16]: a row's sum is the first of its 128 bytes
@@ -109,13 +106,7 @@ __device__ void produce(const Params& p, Ring ring, int block) {
                 out.push_tiles(p.vbuf + layer * L_KV + size_t(tile) * 4 * TILE, 4);
             }
             out.push_tiles(p.wo + layer * L_O + size_t(block) * 4 * TILE, 4);
-            for (int i = 0; i < 16; ++i) {
-                out.push(gu + i * TILE, TILE);
-#if L2_AHEAD
-                if (i >= 2 && i < 10) prefetch_l2(down + (i - 2) * TILE, TILE);
-                if (i >= 10 && i < 12) prefetch_l2(gu + (i + 4) * TILE, TILE);
-#endif
-            }
+            out.push_tiles(gu, 16);
             out.push_tiles(down, 8);
         }
 }
@@ -160,13 +151,9 @@ struct Consumer {
         wait(counter, target);
 #pragma unroll
         for (int c = 0; c < CHUNKS; c += 4) {
-#pragma unroll
-            for (int j = c; j < c + 4; ++j) {
-                const u32 to = region + j * CHUNK + tid * 16;
-                const char* from = src + ((j + first) & (CHUNKS - 1)) * CHUNK + tid * 16;
-#pragma unroll
-                for (int i = 0; i < MQ * 8; i += 128)
-                    if (i + tid < MQ * 8) copy16(to + i * 16, from + i * 16);
+            for (int u = tid; u < 4 * MQ * 8; u += 128) {
+                const int chunk = c + u / (MQ * 8), unit = u % (MQ * 8);
+                copy16(region + chunk * CHUNK + unit * 16, src + ((chunk + first) & (CHUNKS - 1)) * CHUNK + unit * 16);
             }
             copy_commit();
         }
@@ -437,15 +424,14 @@ struct Consumer {
                 const int row = warp * 16 + g + h * 8;
                 if (row >= MQ) continue;
                 if (q == 0) __stcg(ml + block * 64 + row, make_float2(m[h], l[h]));
-                uint4* at = opart + ((head * SPLITS + q / 2) * SPLITS + split) * (MQ * 2) + row * 2 + q % 2;
+                uint4* at = opart + (block * MQ + row) * 32 + q;
 #pragma unroll
                 for (int c = 0; c < 4; ++c)
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         const float* v = o[c] + i * 16 + h * 2;
-                        const uint4 unit = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[4], v[5]),
-                                                      pack_bf16(v[8], v[9]), pack_bf16(v[12], v[13]));
-                        __stcg(at + (c * 4 + i * 2) * (SPLITS * MQ * 2), unit);
+                        __stcg(at + c * 8 + i * 4, make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[4], v[5]),
+                                                              pack_bf16(v[8], v[9]), pack_bf16(v[12], v[13])));
                     }
             }
         }
@@ -454,14 +440,14 @@ struct Consumer {
         if (owns()) {
             const int row = own_row(), unit = split * 2 + (tid & 1);
             const float2* mls = ml + head * SPLITS * 64 + row;
-            const uint4* from = opart + (head * SPLITS + split) * (SPLITS * MQ * 2) + tid;  // tid = 2 · row + unit % 2
+            const uint4* from = opart + (head * SPLITS * MQ + row) * 32 + unit;
             uint4 w[SPLITS];
             float2 v[SPLITS];
 #pragma unroll
             for (int i = 0; i < SPLITS; ++i) {
                 const int j = min(i, active - 1);
                 v[i] = __ldcg(mls + j * 64);
-                w[i] = __ldcg(from + j * (MQ * 2));
+                w[i] = __ldcg(from + j * (MQ * 32));
             }
             float top = NEG_INF, sum = 0.0f, y[8];
 #pragma unroll
