@@ -1,7 +1,7 @@
 """Load cubins and launch their kernels on torch's current stream, through the driver.
 
-``cuLaunchKernelEx`` takes what framework launchers do not pass on: cooperative grids, programmatic dependent launch,
-and parameters by value of any size.
+``cuLaunchKernelEx`` takes what framework launchers do not pass on: cooperative grids, and parameters by value of any
+size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-COOPERATIVE, CLUSTER_DIMENSION, PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # CUlaunchAttributeID
+COOPERATIVE = 2  # CUlaunchAttributeID
 
 
 class _Attribute(ctypes.Structure):
@@ -56,24 +56,13 @@ class Kernel:
             code = driver.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes)
             _check(code, f"{shared_bytes} bytes of shared memory for {function}")
 
-    def max_clusters(self, size: int, block: int) -> int:
-        """How many clusters of ``size`` blocks of ``block`` threads are resident at once."""
-        attribute = _Attribute(CLUSTER_DIMENSION, 0, (size, 1, 1))
-        config = _Config((size * 16, 1, 1), (block, 1, 1), self.shared_bytes, None, ctypes.pointer(attribute), 1)
-        count = ctypes.c_int()
-        code = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(count), self._function, ctypes.byref(config))
-        _check(code, f"cluster occupancy of {self.name}")
-        return count.value
-
     def launch(
-        self, grid: Sequence[int], block: int, arguments: Sequence[Any], stream: int, *,
-        cooperative: bool = False, programmatic: bool = False,
-    ) -> None:  # fmt: skip
+        self, grid: Sequence[int], block: int, arguments: Sequence[Any], stream: int, *, cooperative: bool = False
+    ) -> None:
         """Launch on the CUDA stream handle ``stream``. Raises RuntimeError with the driver's words."""
-        chosen = [i for i, on in ((COOPERATIVE, cooperative), (PROGRAMMATIC_SERIALIZATION, programmatic)) if on]
-        attributes = (_Attribute * 2)(*(_Attribute(i, 0, (1,)) for i in chosen))
+        attribute = _Attribute(COOPERATIVE, 0, (1,))
         dims = (*grid, 1, 1)[:3]
-        config = _Config((*dims,), (block, 1, 1), self.shared_bytes, stream, attributes, len(chosen))
+        config = _Config((*dims,), (block, 1, 1), self.shared_bytes, stream, ctypes.pointer(attribute), int(cooperative))
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
         code = _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None)
         _check(code, f"launching {self.name}")
