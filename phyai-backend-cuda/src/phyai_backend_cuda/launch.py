@@ -61,8 +61,9 @@ class Kernel:
     ) -> None:
         """Launch on the CUDA stream handle ``stream``. Raises RuntimeError with the driver's words."""
         attribute = _Attribute(COOPERATIVE, 0, (1,))
-        dims = (*grid, 1, 1)[:3]
-        config = _Config((*dims,), (block, 1, 1), self.shared_bytes, stream, ctypes.pointer(attribute), int(cooperative))
+        config = _Config(
+            (*grid, 1, 1)[:3], (block, 1, 1), self.shared_bytes, stream, ctypes.pointer(attribute), int(cooperative)
+        )
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
         code = _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None)
         _check(code, f"launching {self.name}")
