@@ -42,3 +42,38 @@ def test_weights_equal_the_librarys(folder):
         rows = expected.get(f"{name}.rows")
         got = weight if rows is None else weight[rows.long()]
         assert torch.equal(got, expected[f"{name}.weight"]), name
+
+
+def without(checkpoint, name):
+    import attrs
+
+    return attrs.evolve(checkpoint, tensors={n: i for n, i in checkpoint.tensors.items() if n != name})
+
+
+#: Tensors that a layer is whole without: what GPTQ and torchao store although it follows from the rest, what is
+#: there only where it was not folded away, and biases.
+OPTIONAL = ("g_idx", "_weight_zero_point", "pre_quant_scale", "bias")
+
+
+@pytest.mark.parametrize("folder", CHECKPOINTS, ids=lambda p: p.name)
+def test_no_layer_loads_with_a_tensor_missing(folder):
+    checkpoint = Checkpoint.open(folder)
+    recognized = recognize(checkpoint)
+    for module in meta(folder)["quantized_modules"][:4]:
+        for name in [n for n in checkpoint.tensors if n.rpartition(".")[0] == module and not n.endswith(OPTIONAL)]:
+            layers = stored_layers(without(checkpoint, name), recognized, [module])
+            assert module in layers[module].problem, name
+
+
+@pytest.mark.parametrize("folder", CHECKPOINTS, ids=lambda p: p.name)
+def test_no_layer_loads_with_a_tensor_of_another_shape_or_dtype(folder):
+    import attrs
+
+    checkpoint = Checkpoint.open(folder)
+    recognized = recognize(checkpoint)
+    for module in meta(folder)["quantized_modules"][:4]:
+        for name in [n for n in checkpoint.tensors if n.rpartition(".")[0] == module]:
+            info = checkpoint.tensors[name]
+            for changed in (attrs.evolve(info, shape=(*info.shape, 3)), attrs.evolve(info, dtype="U16")):
+                other = attrs.evolve(checkpoint, tensors={**checkpoint.tensors, name: changed})
+                assert module in stored_layers(other, recognized, [module])[module].problem, name

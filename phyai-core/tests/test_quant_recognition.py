@@ -1,8 +1,11 @@
 """Recognizing quantization configurations: what is loaded, what is refused and why."""
 
+import functools
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from phyai.quant.importers import BUILTIN, Importer, Recognized, Refuse, Refused
 from phyai.quant.recognition import recognize
 from quant_cases import CONFIGS, INDEX
@@ -216,3 +219,37 @@ def test_configurations_of_no_tool_are_refused(tmp_path, value):
 def test_the_older_key_needs_no_method(tmp_path):
     body = {**groups(a=["Linear"]), "format": "pack-quantized"}
     assert names(config(tmp_path, {"compression_config": body}).plan, "x") == ["w4a16_g32"]
+
+
+JUNK = st.sampled_from(
+    [None, True, -1, 3.5, 10**30, "", "re:(", [], [1], {}, {"a": 1}, [[]], {"_type": "X", "_data": 3}]
+)
+BODIES = [json.loads((CONFIGS / e["file"]).read_text()) for e in INDEX]
+
+
+def places(value, path=()):
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+@given(st.sampled_from(BODIES), st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_configuration_is_recognized_or_refused_in_words(tmp_path_factory, body, data):
+    body = json.loads(json.dumps(body))
+    path = data.draw(st.sampled_from([p for p in places(body) if p]))
+    inside = functools.reduce(lambda value, key: value[key], path[:-1], body)
+    inside[path[-1]] = data.draw(JUNK)
+    file = tmp_path_factory.getbasetemp() / "fuzz.json"
+    file.write_text(json.dumps(body))
+    outcome = recognize(file)
+    assert not isinstance(outcome, Refused) or "failed on it" not in outcome.reason
+
+
+def test_an_importer_that_fails_refuses_and_says_so(tmp_path):
+    def broken(found, checkpoint):
+        raise KeyError("bits")
+
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "mine"}}))
+    assert "importer mine failed on it: KeyError" in recognize(tmp_path, (Importer("mine", broken),)).reason

@@ -6,6 +6,7 @@ configuration *and* no tensor that looks quantized.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from phyai.quant.importers import BUILTIN, FoundConfig, Importer, Recognized, Re
 from phyai.quant.importers.base import method_of, rule
 from phyai.quant.layers import quantized_tensors
 from phyai.quant.plan import QuantPlan
+
+_log = logging.getLogger("phyai.quant")
 
 #: Keys that hold a quantization configuration inside a model's.
 _KEYS = ("quantization_config", "compression_config")
@@ -53,6 +56,10 @@ def _recognize_one(found: FoundConfig, checkpoint: Checkpoint, importers: tuple[
             outcome = importer.load()(found, checkpoint)
         except Refuse as refuse:
             return Refused(refuse.reason, refuse.instead, method_of(found.body) or importer.name, found.source)
+        except Exception as error:  # an importer may be anybody's: one that fails must not take the rest down
+            _log.exception("importer %s", importer.name)
+            reason = f"importer {importer.name} failed on it: {type(error).__name__}: {error}"
+            return Refused(reason, "", method_of(found.body) or None, found.source)
         if outcome is not None:
             return attrs.evolve(outcome, plan=_scoped(outcome.plan, found))
     method = found.body.get("quant_method")

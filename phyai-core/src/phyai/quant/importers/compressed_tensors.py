@@ -14,7 +14,7 @@ import attrs
 
 from phyai.errors import DeclarationError
 from phyai.quant.checkpoint import Checkpoint
-from phyai.quant.importers.base import FoundConfig, Recognized, Refuse, method_of, rule, string_list
+from phyai.quant.importers.base import FoundConfig, Recognized, Refuse, integer, method_of, rule, string_list
 from phyai.quant.importers.ct_presets import PRESETS
 from phyai.quant.importers.ct_storage import STORAGES, storages_of
 from phyai.quant.plan import QuantPlan, QuantRule
@@ -81,6 +81,8 @@ def _refuse_sparsity(body: Mapping[str, Any]) -> None:
 
 
 def _check_format(form: Any) -> str:
+    if not isinstance(form, str):
+        raise Refuse(f"format must be a name, not {form!r:.80}", "one of " + ", ".join(STORAGES))
     if form in _UNSUPPORTED_FORMATS:
         raise Refuse(
             f"compressed-tensors format {form!r}: {_UNSUPPORTED_FORMATS[form]}", "one of " + ", ".join(STORAGES)
@@ -140,11 +142,11 @@ def _inferred_format(weight: TensorQuant, inputs: TensorQuant | None) -> str:
 
 
 def _check_storage(where: str, storage: str, weight: TensorQuant) -> None:
-    integer = weight.element.kind == "int"
+    whole = weight.element.kind == "int"
     wanted = {
-        "pack-quantized": integer,
-        "int-quantized": integer,
-        "naive-quantized": integer or weight.bits == 8,
+        "pack-quantized": whole,
+        "int-quantized": whole,
+        "naive-quantized": whole or weight.bits == 8,
         "float-quantized": weight.dtype == "fp8_e4m3",
         "nvfp4-pack-quantized": weight.format == "nvfp4",
         "mxfp4-pack-quantized": weight.format == "mxfp4",
@@ -163,7 +165,7 @@ def tensor_quant(where: str, args: Any, *, activation: bool) -> TensorQuant:
     """
     if not isinstance(args, Mapping):
         raise Refuse(f"{where} must be an object, not {args!r:.80}")
-    bits, kind = args.get("num_bits", 8), str(args.get("type", "int")).lower()
+    bits, kind = integer(args, "num_bits", 8), str(args.get("type", "int")).lower()
     if kind == "float":
         dtype = _FLOATS.get(bits)
     else:

@@ -46,7 +46,8 @@ def recognize(found: FoundConfig, checkpoint: Checkpoint) -> Recognized | None:
         raise Refuse(f"bitsandbytes 4-bit {kind}{nested} is not supported", _INSTEAD)
     for name, reason in _REASONS.items():
         if method == name.replace("_", "-"):
-            packing = body.get("packing_format") or (body.get("export") or {}).get("pack_method")
+            export = body.get("export")
+            packing = body.get("packing_format") or (export.get("pack_method") if isinstance(export, Mapping) else None)
             detail = f" (packing {packing})" if isinstance(packing, str) else ""
             raise Refuse(f"{method}: {reason}{detail}", _INSTEAD)
     return None

@@ -16,7 +16,7 @@ import attrs
 
 from phyai.quant.checkpoint import Checkpoint
 from phyai.quant.importers.base import FoundConfig, Recognized, Refuse, method_of, rule, string_list
-from phyai.quant.importers.torchao_tensors import CLASSES, STORAGES, scheme_of
+from phyai.quant.importers.torchao_tensors import CLASSES, STORAGES, inner_of, scheme_of
 from phyai.quant.plan import QuantPlan, QuantRule
 from phyai.quant.scheme import MXFP8, NVFP4, QuantScheme, TensorQuant
 
@@ -78,7 +78,7 @@ def _expected_rule(kind: Any) -> QuantRule:
         granularity = "tensor" if weight.granularity == "tensor" else "token"
         scheme, storage = QuantScheme(weight, TensorQuant("fp8_e4m3", granularity, dynamic=True)), "Float8Tensor"
     elif name in ("IntxWeightOnlyConfig", "Int8DynamicActivationIntxWeightConfig"):
-        bits = str((data.get("weight_dtype") or {}).get("_data", "int8"))
+        bits = str(inner_of(data.get("weight_dtype")) or "int8")
         dynamic = TensorQuant("int8", "token", zero_point="int", dynamic=True)
         scheme = QuantScheme(_sized(bits, data), None if name == "IntxWeightOnlyConfig" else dynamic)
         storage = "IntxUnpackedToInt8Tensor"
@@ -92,10 +92,12 @@ def _expected_rule(kind: Any) -> QuantRule:
 
 
 def _sized(dtype: str, data: Mapping[str, Any]) -> TensorQuant:
-    granularity = data.get("granularity") or data.get("weight_granularity") or {}
+    granularity = data.get("granularity") or data.get("weight_granularity") or {"_type": "PerRow"}
     if isinstance(granularity, list):
         granularity = granularity[-1]
-    kind, inner = granularity.get("_type", "PerRow"), granularity.get("_data") or {}
+    if not isinstance(granularity, Mapping) or not isinstance(granularity.get("_data") or {}, Mapping):
+        raise Refuse(f"torchao granularity {granularity!r:.80} is not supported", _INSTEAD)
+    kind, inner = granularity.get("_type"), granularity.get("_data") or {}
     size = inner.get("group_size") if kind == "PerGroup" else data.get("group_size")
     if isinstance(size, int) and size > 0:
         return TensorQuant(dtype, "group", group_size=size)

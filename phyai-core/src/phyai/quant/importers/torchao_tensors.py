@@ -41,7 +41,7 @@ def scheme_of(name: str, kind: str, data: Mapping[str, Any]) -> QuantScheme:
     Raises:
         Refuse: a field asks for what is not supported.
     """
-    act = _inner(data.get("act_quant_kwargs"))
+    act = inner_of(data.get("act_quant_kwargs"))
     try:
         if kind == "Int8Tensor":
             return QuantScheme(_blocks(name, "int8", data), _int8_input(name, act))
@@ -53,7 +53,7 @@ def scheme_of(name: str, kind: str, data: Mapping[str, Any]) -> QuantScheme:
                 inputs = TensorQuant("int8", "token", zero_point="int", dynamic=True)
             elif data.get("activation_quantization") is not None:
                 raise Refuse(f"{name}: activation_quantization {data['activation_quantization']!r} is not supported")
-            return QuantScheme(_blocks(name, str(_inner(data.get("target_dtype"))), data), inputs)
+            return QuantScheme(_blocks(name, str(inner_of(data.get("target_dtype"))), data), inputs)
         if kind == "MXTensor":
             return _mx(name, data, act)
         return _nvfp4(name, data, act)
@@ -61,7 +61,7 @@ def scheme_of(name: str, kind: str, data: Mapping[str, Any]) -> QuantScheme:
         raise Refuse(f"{name}: {error}") from None
 
 
-def _inner(value: Any) -> Any:
+def inner_of(value: Any) -> Any:
     """The ``_data`` of torchao's JSON objects; other values are themselves."""
     return value.get("_data") if isinstance(value, Mapping) and "_data" in value else value
 
@@ -82,7 +82,7 @@ def _int8_input(name: str, act: Any) -> TensorQuant | None:
     if act.get("reduce_range"):
         raise Refuse(f"{name}: activations in a reduced range are not supported", "reduce_range: false")
     granularity = {"PerRow": "token", "PerToken": "token", "PerTensor": "tensor"}.get(_kind(act.get("granularity")))
-    mapping = str(_inner(act.get("mapping_type")) or "SYMMETRIC")
+    mapping = str(inner_of(act.get("mapping_type")) or "SYMMETRIC")
     if granularity is None or mapping not in ("SYMMETRIC", "ASYMMETRIC"):
         raise Refuse(f"{name}: activations with {act!r:.120} are not supported")
     zero, scale_rule = ("int", "amax") if mapping == "ASYMMETRIC" else (None, "full_range")
@@ -96,7 +96,7 @@ def _float8_input(name: str, act: Any) -> TensorQuant | None:
     if granularity is None or act.get("hp_value_lb") is not None or act.get("hp_value_ub") is not None:
         raise Refuse(f"{name}: activations with {act!r:.120} are not supported")
     dtype = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}.get(
-        str(_inner(act.get("float8_dtype"))), "fp8_e4m3"
+        str(inner_of(act.get("float8_dtype"))), "fp8_e4m3"
     )
     return TensorQuant(dtype, granularity, dynamic=True)
 
@@ -106,15 +106,15 @@ def _kind(value: Any) -> str:
 
 
 def _mx(name: str, data: Mapping[str, Any], act: Any) -> QuantScheme:
-    element = _MX_ELEMENTS.get(str(_inner(data.get("elem_dtype"))))
+    element = _MX_ELEMENTS.get(str(inner_of(data.get("elem_dtype"))))
     if element is None or data.get("block_size") != 32:
         raise Refuse(
-            f"{name}: MX elements {_inner(data.get('elem_dtype'))!r} are not supported", ", ".join(_MX_ELEMENTS)
+            f"{name}: MX elements {inner_of(data.get('elem_dtype'))!r} are not supported", ", ".join(_MX_ELEMENTS)
         )
     if act is None:
         return QuantScheme(element)
-    inputs = _MX_ELEMENTS.get(str(_inner(act.get("elem_dtype"))))
-    scale_rule = _MX_RULES.get(str(_inner(act.get("scaling_mode"))))
+    inputs = _MX_ELEMENTS.get(str(inner_of(act.get("elem_dtype"))))
+    scale_rule = _MX_RULES.get(str(inner_of(act.get("scaling_mode"))))
     if inputs is None or scale_rule is None or act.get("block_size") != 32:
         raise Refuse(f"{name}: MX activations with {act!r:.120} are not supported")
     return QuantScheme(element, attrs.evolve(inputs, dynamic=True, scale_rule=scale_rule))
