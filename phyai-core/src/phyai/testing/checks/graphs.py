@@ -31,6 +31,9 @@ def captured(subject: Subject, case: Case) -> None:
 
     if case.values == "zeros":
         raise NotApplicable("zeros look like other zeros")
+    facts = subject.space.facts(case)
+    if facts is None or not subject.kernel.when.holds({**facts, "mode.capture": True}):
+        raise NotApplicable("not claimed inside a captured graph")
     call = subject.call(case)
     want = subject.wanted(call)
     if not any(w.numel() for w in want):
@@ -44,8 +47,6 @@ def captured(subject: Subject, case: Case) -> None:
         bound.site.run(*buffers.inputs.values(), out=out, state=state)  # decides, and warms up
     except NoKernelError as refused:
         raise NotApplicable("its capability leaves captured calls of this kind out") from refused
-    if bound.site.decisions[0].kernel is None or bound.site.decisions[0].kernel.id != subject.kernel.id:
-        raise NotApplicable("another kernel serves captured calls")
     bound.dispatcher.freeze()
     bound.site.run(*buffers.inputs.values(), out=out, state=state)
     torch.cuda.synchronize()

@@ -52,8 +52,8 @@ def batch_invariant(subject: Subject, case: Case) -> None:
             apart = _cat([piece[index] for piece in pieces])
         if not same_bits(apart, together[index]):
             raise Finding(
-                f"is declared batch invariant, but {name} computed apart from rows {cuts[:-1]} of {rows} has other bits "
-                f"than computed together"
+                f"is declared batch invariant, but {name} of {rows} rows, cut at {cuts[1:-1]} and computed apart, has "
+                f"other bits than computed together"
             )
 
 
