@@ -20,6 +20,9 @@ CORE, REFERENCE, MODELS = "phyai-core", "phyai-backend-reference", "phyai-models
 GPU_BACKENDS = ("phyai-backend-cuda", "phyai-backend-flashinfer", "phyai-backend-humming")
 CPU = (CORE, REFERENCE, MODELS)
 TEST_TOOLS = ("pytest>=8", "hypothesis>=6.100", "build>=1.2", "hatchling>=1.27", "editables", "pytest-timeout")
+#: Libraries of backends whose configuration and code generation are tested without a GPU; their tests skip where one
+#: cannot be installed.
+OPTIONAL_LIBRARIES = ("humming-kernels>=0.1.20,<0.2",)
 DEMO_TOOLS = ("matplotlib>=3.8", "scikit-image>=0.24")
 
 
@@ -29,6 +32,12 @@ def install(session: nox.Session, *distributions: str, tools: tuple[str, ...] = 
     for name in distributions:
         arguments += ["-e", name]
     session.install("-q", "-c", CONSTRAINTS, *arguments, *tools)
+
+
+def install_optional(session: nox.Session) -> None:
+    """Install what tests can do without, where it can be had."""
+    for library in OPTIONAL_LIBRARIES:
+        session.run("python", "-m", "pip", "install", "-q", "-c", CONSTRAINTS, library, success_codes=[0, 1])
 
 
 def require_gpu(session: nox.Session) -> None:
@@ -47,6 +56,7 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test that runs without a GPU, over all distributions, with the doctests."""
     install(session, *CPU, *GPU_BACKENDS, tools=(*TEST_TOOLS, *DEMO_TOOLS))
+    install_optional(session)
     session.env["OMP_NUM_THREADS"] = "2"
     targets = [f"{name}/tests" for name in (*CPU, *GPU_BACKENDS)] + ["tests"]
     session.run("python", "-m", "pytest", "--timeout=600", *(session.posargs or targets))
@@ -61,6 +71,8 @@ def unit(session: nox.Session, distribution: str) -> None:
     """The tests of one distribution, in an environment with only what it depends on."""
     needs = {CORE: (CORE,), REFERENCE: (CORE, REFERENCE), MODELS: CPU}.get(distribution, (CORE, REFERENCE, distribution))
     install(session, *needs, tools=TEST_TOOLS)
+    if distribution == "phyai-backend-humming":
+        install_optional(session)
     session.run("python", "-m", "pytest", f"{distribution}/tests", *session.posargs)
 
 

@@ -105,7 +105,9 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         size = group or width
         rows = x.contiguous()
         codes = torch.empty(x.shape, dtype=rounding.dtype, device=x.device)
-        scales = codes.new_empty((*x.shape[:-1], width // size), dtype=torch.float32) if scale is None else scale.clone()
+        scales = (
+            codes.new_empty((*x.shape[:-1], width // size), dtype=torch.float32) if scale is None else scale.clone()
+        )
         if rows.numel():
             quantize(rows, size, rounding, codes, scales, scale)
         if out is None:

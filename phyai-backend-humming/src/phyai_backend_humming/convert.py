@@ -149,9 +149,7 @@ def arrange(weight: QuantizedWeight, dtype: torch.dtype) -> Final:
     tensors, floats = tensors_of(weight, dtype)
     n, k = weight.shape
     device = tensors["weight"].device.index or 0
-    wide = layer_config(
-        weight.scheme, n, k, dtype, device, float_zero_point=floats, tensors=dict(tensors), real=False
-    )
+    wide = layer_config(weight.scheme, n, k, dtype, device, float_zero_point=floats, tensors=dict(tensors), real=False)
     return Final(at_real_size(wide, n, k), library().transform_tensors(wide, tensors))
 
 
@@ -168,11 +166,15 @@ def take(weight: QuantizedWeight, dtype: torch.dtype) -> Final:
         final = arrange(weight, dtype)
         described = torch.tensor(list(final.config.to_str().encode()), dtype=torch.uint8)
         weight.packed.clear()
-        weight.packed.update({f"{_FINAL}{name}": t for name, t in final.tensors.items()}, **{f"{_FINAL}config": described})
+        weight.packed.update(
+            {f"{_FINAL}{name}": t for name, t in final.tensors.items()}, **{f"{_FINAL}config": described}
+        )
         return final
     config = library().LayerConfig(**json.loads(bytes(stored.cpu().tolist())))
     if config.param_dtype != dtype:
-        raise CallError(f"the weight was arranged for {config.param_dtype} inputs and cannot serve {dtype}; load it again")
+        raise CallError(
+            f"the weight was arranged for {config.param_dtype} inputs and cannot serve {dtype}; load it again"
+        )
     held = {name.removeprefix(_FINAL): t for name, t in weight.packed.items() if name != f"{_FINAL}config"}
     return Final(config, held)
 

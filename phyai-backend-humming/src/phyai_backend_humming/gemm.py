@@ -19,6 +19,7 @@ from phyai.synthesize import torch_dtype
 
 from phyai_backend_humming import schedules
 from phyai_backend_humming.convert import Final, arrange, arranged_bias, at_real_size, take
+from phyai_backend_humming.library import library
 from phyai_backend_humming.locks import Locks
 from phyai_backend_humming.rows import LAYOUT
 
@@ -136,7 +137,9 @@ def _prepare(
     )
     locks: Locks = resources.shared(("humming.locks", str(device)), lambda: Locks(device))
     arranged = None if bias is None else arranged_bias(final, bias)
-    return Prepared(_launcher(weight, final, arranged, kernels, locks, quantize, dtype), refresh=_refresh(final, arranged, dtype))
+    return Prepared(
+        _launcher(weight, final, arranged, kernels, locks, quantize, dtype), refresh=_refresh(final, arranged, dtype)
+    )
 
 
 def _launcher(
@@ -144,7 +147,7 @@ def _launcher(
     quantize: Quantize | None, dtype: torch.dtype,
 ) -> Callable[..., torch.Tensor]:  # fmt: skip
     n, k = weight.shape
-    launch = torch.ops.humming.launch_kernel.out
+    launch = library().launcher()
     stream_of = torch.cuda.current_stream
     configs, index_of = kernels.configs, kernels.index
     w, scale = final.tensors["weight"], final.tensors["weight_scale"]

@@ -49,7 +49,9 @@ def pack(weight: QuantizedWeight) -> QuantizedWeight:
     if weight.layout != PLAIN:
         raise CheckpointError(f"a weight in layout {weight.layout!r} cannot be packed for Humming; unpack it first")
     if k % 8 or quant.bits not in (4, 8):
-        raise CheckpointError(f"Humming packs 4- and 8-bit codes of a multiple of 8 inputs, not {quant.dtype} with K={k}")
+        raise CheckpointError(
+            f"Humming packs 4- and 8-bit codes of a multiple of 8 inputs, not {quant.dtype} with K={k}"
+        )
     data = weight.codes.view(torch.uint8)
     data = torch.nn.functional.pad(data, (0, (columns(quant, k) - k) * quant.bits // 8))
     if _inverted(quant):

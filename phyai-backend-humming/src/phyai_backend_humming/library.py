@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 #: The library's registries of compiled kernels are plain dictionaries of the process.
 LOCK = threading.RLock()
@@ -39,4 +41,13 @@ def library() -> SimpleNamespace:
         transform_tensors=transform.transform_humming_tensors,
         transform_bias=transform.transform_humming_bias,
         workers=get_parallel_build_workers,
+        launcher=_launcher,
     )
+
+
+def _launcher() -> Callable[..., Any]:
+    """The operator that launches a compiled kernel into a given output. There once a kernel was compiled."""
+    import torch
+
+    found: Callable[..., Any] = torch.ops.humming.launch_kernel.out
+    return found

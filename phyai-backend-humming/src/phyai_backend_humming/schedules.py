@@ -35,7 +35,9 @@ class Schedules:
         return min(bisect_left(self.rows, m), len(self.rows) - 1)
 
 
-def specifications(config: Any, rows: Sequence[int], *, invariant: bool, device: int) -> list[tuple[dict[str, Any], int]]:
+def specifications(
+    config: Any, rows: Sequence[int], *, invariant: bool, device: int
+) -> list[tuple[dict[str, Any], int]]:
     """For each number of rows what the library compiles, and how many multiprocessors it launches on (0: all)."""
     compute = {"use_batch_invariant": invariant, "gemm_type": "dense"}
     found = []
@@ -54,10 +56,10 @@ def compile_schedules(config: Any, rows: Sequence[int], *, invariant: bool, devi
     with LOCK:
         wanted = specifications(config, ordered, invariant=invariant, device=device)
         distinct = unique([spec for spec, _ in wanted])
-        kernels = dict(zip(distinct, kind.compile_many([(kind, spec) for spec in distinct.values()], device), strict=True))
-    configs = tuple(
-        torch.tensor([kernels[key_of(spec)].kernel_id, count], dtype=torch.int64) for spec, count in wanted
-    )
+        kernels = dict(
+            zip(distinct, kind.compile_many([(kind, spec) for spec in distinct.values()], device), strict=True)
+        )
+    configs = tuple(torch.tensor([kernels[key_of(spec)].kernel_id, count], dtype=torch.int64) for spec, count in wanted)
     seconds = time.perf_counter() - started
     _log.info("N=%d K=%d: %d kernels in %.1f s", config.shape_n, config.shape_k, len(distinct), seconds)
     return Schedules(ordered, configs)
