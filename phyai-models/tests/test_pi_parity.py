@@ -1,29 +1,26 @@
 """π0 and π0.5 against what lerobot 0.6.1 computed, stage by stage, and against a plain implementation."""
 
-import json
-
+import attrs
 import pytest
 import torch
+from phyai_models.bench.plain import PlainPi
+from phyai_models.pi.config import PiConfig
+from phyai_models.pi.inputs import Inputs, from_lerobot
 from pi_cases import CASES, REFERENCE, case, copy_case, cosine, random_batch, random_checkpoint, relative_error, run
-from plain_pi import PlainPi
 from safetensors.torch import load_file
 
 
-def plain(directory, tensors, *, dtype=torch.float64, steps=None):
-    config = json.loads((directory / "config.json").read_text())
-    arch = json.loads((directory / "arch.json").read_text())
-    model = PlainPi(load_file(directory / "model.safetensors"), config, arch, dtype)
-    names = [n for n, f in config["input_features"].items() if f["type"] == "VISUAL"]
-    names += [f"observation.images.empty_camera_{i}" for i in range(config.get("empty_cameras", 0))]
-    present = [tensors[name] for name in names if name in tensors]
-    return model(
-        [*present, *[None] * (len(names) - len(present))],
-        tensors["observation.language.tokens"],
-        tensors["observation.language.attention_mask"],
-        tensors["observation.state"],
-        tensors["noise"],
-        steps or config["num_inference_steps"],
+def plain(directory, tensors, *, dtype=torch.float64, steps=None, sdpa=False):
+    config = PiConfig.load(directory)
+    model = PlainPi(load_file(directory / "model.safetensors"), config, dtype, sdpa=sdpa)
+    inputs = from_lerobot(tensors, config)
+    stages = {}
+    actions = model(
+        *(getattr(inputs, f.name) for f in attrs.fields(Inputs)),
+        model.embedded_times(steps or config.num_inference_steps),
+        stages,
     )
+    return {**stages, "actions": actions[..., : config.action_dim]}
 
 
 def assert_stages(got, want, *, error=1e-5):

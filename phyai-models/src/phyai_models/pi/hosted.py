@@ -161,6 +161,11 @@ def _open(family: str, args: PiArgs) -> tuple[PiConfig, Path, WeightSource]:
     return PiConfig.load(directory, family), directory, _source(directory, args)
 
 
+def source_of(args: PiArgs) -> WeightSource:
+    """The weights that ``args`` name, to be read once more."""
+    return _source(args.checkpoint_dir, args)
+
+
 def _source(given: str | Path | RandomCheckpoint, args: PiArgs) -> WeightSource:
     if isinstance(given, RandomCheckpoint):
         return RandomSource(given.seed)

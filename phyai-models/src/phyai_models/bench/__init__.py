@@ -1,0 +1,1 @@
+"""``phyai bench``: how long a model takes here, stage by stage, beside its floor and a plain implementation."""

@@ -1,0 +1,116 @@
+"""Time a model on this machine: every stage, beside its floor and a plain PyTorch implementation."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from phyai.cli.command import Context, Exit
+
+EXAMPLES = """
+  phyai bench pi05 --random-weights --baseline torch
+  phyai bench pi05 --checkpoint ./checkpoint --cameras 2 --prompt-tokens 48 --policy policies/pi05/h200_bf16.yaml
+  phyai bench pi05 --random-weights --timeline timeline.png --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", choices=("pi05", "pi0"), help="the model")
+    weights = parser.add_mutually_exclusive_group(required=True)
+    weights.add_argument("--checkpoint", metavar="DIR", help="directory with config.json and the weights")
+    weights.add_argument(
+        "--random-weights", action="store_true", help="random weights in the published architecture; no checkpoint"
+    )
+    parser.add_argument("--cameras", type=_count, default=3, metavar="N", help="images per request (default: 3)")
+    parser.add_argument(
+        "--prompt-tokens", type=_count, default=200, metavar="N", help="valid prompt tokens (default: 200)"
+    )
+    parser.add_argument("--batch", type=_count, default=1, metavar="N", help="requests at a time (default: 1)")
+    parser.add_argument("--steps", type=_count, metavar="N", help="Euler steps (default: the model's, 10)")
+    parser.add_argument(
+        "--exact", action="store_true", help="a recording of its own for this prompt length, in place of a bucket"
+    )
+    parser.add_argument("--policy", metavar="FILE", help="policy file (default: $PHYAI_KERNEL_CONFIG)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default: auto)")
+    parser.add_argument("--dtype", default="bf16", help="precision of the parameters (default: bf16)")
+    parser.add_argument("--runs", type=_count, default=50, metavar="N", help="timed runs (default: 50)")
+    parser.add_argument("--warmup", type=_count, default=10, metavar="N", help="runs before them (default: 10)")
+    parser.add_argument(
+        "--baseline", action="append", default=[], choices=("torch", "sdpa", "compile"),
+        help="also time the same weights in plain PyTorch in one CUDA graph: with explicit attention (torch), with "
+        "scaled_dot_product_attention (sdpa), or that through torch.compile (compile); repeat it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--compile-seconds", type=float, default=240.0, metavar="S", help="how long compiling may take (default: 240)"
+    )
+    parser.add_argument("--samples", type=_count, default=8, metavar="N", help="samples that are compared (default: 8)")
+    parser.add_argument("--timeline", type=Path, metavar="PNG", help="also draw the kernels of every stage")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and inputs (default: 0)")
+
+
+def main(args: argparse.Namespace, context: Context) -> int:
+    from phyai_models.bench.measure import Options, measure
+    from phyai_models.pi.hosted import RandomCheckpoint
+
+    options = Options(
+        family=args.model,
+        weights=RandomCheckpoint(seed=args.seed) if args.random_weights else args.checkpoint,
+        device=args.device,
+        dtype=args.dtype,
+        cameras=args.cameras,
+        prompt=args.prompt_tokens,
+        batch=args.batch,
+        steps=args.steps,
+        exact=args.exact,
+        runs=args.runs,
+        warmup=args.warmup,
+        samples=args.samples,
+        baselines=tuple(dict.fromkeys(args.baseline)),
+        compile_seconds=args.compile_seconds,
+        timeline=args.timeline,
+        seed=args.seed,
+    )
+    policy = context.policy(args.policy)
+    record = measure(options, policy=policy, catalog=context.catalog, say=lambda text: context.note(f"phyai: {text}"))
+    if context.json:
+        context.emit(record)
+    else:
+        _show(record, context)
+    return Exit.OK
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def _show(record: dict[str, Any], context: Context) -> None:
+    case, ceilings = record["case"], record["ceilings"]
+    context.say(
+        f"{record['model']} on {record['device']}, torch {record['torch']}, {case['dtype']}, {case['weights']} weights: "
+        f"{record['shape']}; measured ceilings {ceilings['tflops']:.1f} TFLOP/s, {ceilings['tb_per_s']:.2f} TB/s\n"
+    )
+    rows = [
+        (name, *(f"{stage[key]:.2f}" for key in ("p50", "p90", "p99", "floor")), f"{stage['share_of_floor']:.0%}",
+         str(stage.get("kernels", "")), f"{stage['kernel_ms']:.2f}" if "kernel_ms" in stage else "")
+        for name, stage in record["stages"].items()
+    ]  # fmt: skip
+    columns = ("stage", "p50 ms", "p90", "p99", "floor ms", "floor/p50", "kernels", "in kernels ms")
+    context.table(columns, rows, title="on the device")
+    ends = [(name.replace("_", " "), *(f"{t[key]:.2f}" for key in ("p50", "p90", "p99"))) for name, t in record["end_to_end"].items()]  # fmt: skip
+    context.table(("from … to", "p50 ms", "p90", "p99"), ends, title="what a caller waits for")
+    memory = record["memory"]
+    sizes = ", ".join(f"{name} {memory[name] / 1e6:.0f} MB" for name in ("parameters", "cache", "buffers", "graphs"))
+    context.say(f"memory: {sizes}")
+    for name, found in record.get("baselines", {}).items():
+        if "problem" in found:
+            context.say(f"baseline {name}: {found['problem']}")
+            continue
+        context.say(
+            f"baseline {name}: {found['p50']:.2f} ms, {found['times_faster']:.2f} times as long; worst cosine of "
+            f"{found['samples']} samples {found['worst_cosine']:.6f} ({found['worst_cosine_without_noise']:.6f} "
+            f"without the noise)"
+        )

@@ -1,0 +1,110 @@
+"""``phyai bench`` at a small size on a CPU."""
+
+import io
+import json
+
+import pytest
+import torch
+from phyai.cli.app import main
+from phyai_models.bench.baseline import TimeBoxError, _time_box, worst_cosine
+from phyai_models.bench.timeline import Span, kind_of, totals
+from phyai_models.bench.timing import Timing
+from pi_cases import random_checkpoint
+
+torch.set_num_threads(1)
+
+
+def run(*arguments, catalog):
+    out, err = io.StringIO(), io.StringIO()
+    status = main(["bench", *map(str, arguments)], env={}, stdout=out, stderr=err, catalog=catalog)
+    return status, out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
+def test_every_stage_is_timed_and_the_plain_implementation_agrees(family, tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, family, cameras=3)
+    picture = tmp_path / "timeline.png"
+    status, out, err = run(
+        family, "--checkpoint", directory, "--prompt-tokens", 7, "--batch", 2, "--steps", 3, "--device", "cpu",
+        "--dtype", "fp32", "--runs", 3, "--warmup", 1, "--baseline", "torch", "--baseline", "sdpa",
+        "--timeline", picture, "--json", catalog=catalog,
+    )  # fmt: skip
+    assert status == 0, err
+    record = json.loads(out)
+    assert list(record["stages"]) == ["vision", "prefix", "expert", "total"]
+    for stage in record["stages"].values():
+        assert 0 < stage["least"] <= stage["p50"] <= stage["p90"] <= stage["p99"]
+        assert stage["share_of_floor"] == pytest.approx(stage["floor"] / stage["p50"])
+    assert record["stages"]["total"]["floor"] == pytest.approx(
+        sum(record["stages"][name]["floor"] for name in ("vision", "prefix", "expert"))
+    )
+    assert record["case"] | {"weights": ""} == {
+        "cameras": 3, "prompt_tokens": 7, "batch": 2, "steps": 3, "chunk": 6, "dtype": "fp32", "exact": False,
+        "weights": "",
+    }  # fmt: skip
+    assert set(record["end_to_end"]) == {"host_to_host", "device_to_device", "host_to_host_changing_lengths"}
+    for name in ("torch", "sdpa"):
+        baseline = record["baselines"][name]
+        assert baseline["samples"] == 8
+        assert baseline["worst_cosine_without_noise"] > 0.999999
+        assert baseline["times_faster"] == pytest.approx(baseline["p50"] / record["stages"]["total"]["p50"])
+    assert record["memory"]["recordings"] >= 1
+    assert record["decisions"]
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_table_for_people(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05", cameras=3)
+    status, out, _ = run(
+        "pi05", "--checkpoint", directory, "--prompt-tokens", 3, "--device", "cpu", "--dtype", "fp32", "--runs", 2,
+        "--warmup", 1, "--exact", catalog=catalog,
+    )  # fmt: skip
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines() if line.split()[:1] in (["vision"], ["total"])] == [
+        "vision",
+        "total",
+    ]
+    assert "measured ceilings" in out
+    assert "memory: parameters" in out
+
+
+def test_more_than_the_model_takes_is_refused(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05", cameras=2)
+    status, _, err = run("pi05", "--checkpoint", directory, "--device", "cpu", "--dtype", "fp32", catalog=catalog)
+    assert status == 1
+    assert "3 cameras and 200 prompt tokens; this model takes 2 and 12" in err
+
+
+@pytest.mark.parametrize("arguments", [["pi05"], ["pi05", "--random-weights", "--runs", "0"], ["gpt", "--random-weights"]])
+def test_a_wrong_command_line_is_a_usage_error(arguments, catalog):
+    assert run(*arguments, catalog=catalog)[0] == 2
+
+
+def test_percentiles_by_hand():
+    timing = Timing.of([i / 1e3 for i in range(1, 101)])
+    assert (timing.p50, timing.p90, timing.p99) == pytest.approx((50.5, 90.1, 99.01))
+    assert (timing.least, timing.runs) == (1.0, 100)
+
+
+def test_the_worst_sample_counts_not_the_mean():
+    want = torch.eye(3)[:, None]
+    got = want.clone()
+    got[1] = torch.tensor([[1.0, 1.0, 0.0]])
+    assert worst_cosine(got, want) == pytest.approx(0.5**0.5)
+
+
+def test_a_time_box_interrupts():
+    with pytest.raises(TimeBoxError, match="--compile-seconds"), _time_box(0.05):
+        while True:
+            pass
+    with _time_box(30):
+        pass
+
+
+def test_totals_and_kinds():
+    spans = [Span("nvjet_tst_128x64", 0, 10), Span("triton_rms_norm", 10, 2), Span("nvjet_tst_128x64", 12, 10)]
+    assert [(row.name, row.launches, row.milliseconds) for row in totals(spans)] == [
+        ("nvjet_tst_128x64", 2, 0.02),
+        ("triton_rms_norm", 1, 0.002),
+    ]
+    assert [kind_of(s.name) for s in spans[:2]] == ["product", "norm"]
