@@ -37,8 +37,8 @@ class Tensor:
     ``kind`` is ``input`` (given to every call, positionally), ``weight`` (bound when the site is made),
     ``output``, or ``metadata`` (goes to ``plan``). ``mutated`` inputs are written by the call.
     ``fill`` says how inputs are synthesized: ``normal``, ``uniform``, ``zeros``, ``ones``, ``near_one``,
-    ``mask`` (bool, no row empty), ``positions``, ``ids``, ``slots``, ``scale``, ``cos_sin``; an op with needs of its own
-    gives ``synthesize``.
+    ``mask`` (bool, no row empty), ``positions``, ``ids``, ``slots``, ``scale``, ``cos_sin``; an op with needs of its
+    own gives ``synthesize``.
     """
 
     name: str
