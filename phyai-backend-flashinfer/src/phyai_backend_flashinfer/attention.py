@@ -65,8 +65,9 @@ class Planned:
 
 
 class _Paged:
-    """One wrapper per batch size, made for the whole cache: whatever lengths come later fit its index buffers, so a
-    captured graph stays valid when it is planned again."""
+    """One wrapper per batch size and set of metadata tensors, made for the whole cache: whatever lengths are written
+    into those tensors later fit its index buffers, so a captured graph stays valid when it is planned again. Calls that
+    plan with other tensors (a prefix and its suffix, graphs of other sizes) have wrappers of their own."""
 
     def __init__(self, backend: str, facts: Facts, resources: Resources) -> None:
         self.backend, self.resources = backend, resources
@@ -97,7 +98,8 @@ class _Paged:
         """Reads the metadata on the host: give host tensors where waiting for the device matters."""
         subpage, small = split_pages(metadata, self.page_size)
         batch = small["last_page_len"].numel()
-        planned: Planned = self.resources.shared((*self.key, batch), lambda: self._make(batch))
+        owner = metadata["last_page_len"].data_ptr()
+        planned: Planned = self.resources.shared((*self.key, batch, owner), lambda: self._make(batch))
         heads, kv_heads, head_dim = self.heads
         planned.rows = int(small["cu_seqlens_q"][-1])
         planned.wrapper.plan(
