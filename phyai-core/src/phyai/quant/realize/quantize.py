@@ -205,10 +205,11 @@ def round_to(x: torch.Tensor, info: Element) -> torch.Tensor:
 
     clamped = x.clamp(info.minimum, info.maximum)
     if info.kind != "float":
-        return clamped.round()
+        return clamped.round_()
     fp8 = torch_fp8(info.name)
     if fp8 is not None:
         return clamped.to(fp8).to(x.dtype)
-    exponent = torch.frexp(clamped)[1] - 1
-    quantum = torch.exp2(exponent.clamp(min=1 - info.bias).to(x.dtype) - info.mantissa)
-    return (clamped / quantum).round() * quantum
+    integer, exponent_bits = {8: (torch.int64, 0x7FF << 52)}.get(x.element_size(), (torch.int32, 0xFF << 23))
+    power = (clamped.view(integer) & exponent_bits).view(x.dtype)  # the largest power of two that is not larger
+    quantum = power.clamp_(min=2.0 ** (1 - info.bias)).mul_(2.0**-info.mantissa)
+    return clamped.div_(quantum).round_().mul_(quantum)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from phyai.errors import CheckpointError
-from phyai.quant.realize.codes import float_table, plain_codes, scale_values, torch_fp8
+from phyai.quant.elements import Element
+from phyai.quant.realize.codes import plain_codes, scale_values, torch_fp8
 from phyai.quant.realize.quantize import asymmetric_scale, round_to, round_up, second_scale, stored_scale
 from phyai.quant.scheme import QuantScheme, TensorQuant
 from phyai.quant.weight import QuantizedWeight
@@ -291,8 +292,16 @@ def _codes(values: torch.Tensor, quant: TensorQuant) -> torch.Tensor:
         return values.to(fp8)
     if quant.element.kind != "float":
         return plain_codes(values.to(torch.int16), quant.dtype)
-    table = float_table(quant.dtype, values.device)
-    half = table.numel() // 2
-    patterns = torch.searchsorted(table[:half].contiguous(), values.abs().contiguous())
-    patterns |= torch.signbit(values).to(patterns.dtype) * half
-    return plain_codes(patterns, quant.dtype)
+    return plain_codes(_patterns(values, quant.element), quant.dtype)
+
+
+def _patterns(values: torch.Tensor, info: Element) -> torch.Tensor:
+    """The bit patterns of a narrow float's values, given exactly in float32: int32."""
+    import torch
+
+    size = values.abs()
+    kept = 23 - info.mantissa  # of float32's mantissa
+    normal = (size.view(torch.int32) >> kept) - ((127 - info.bias) << info.mantissa)
+    subnormal = (size * 2.0 ** (info.bias - 1 + info.mantissa)).to(torch.int32)
+    patterns = torch.where(size < 2.0 ** (1 - info.bias), subnormal, normal)
+    return patterns | (torch.signbit(values).to(torch.int32) << (info.bits - 1))
