@@ -179,3 +179,22 @@ def test_other_layouts_are_not_read():
     weight = attrs.evolve(quantized(WEIGHTS[0]), layout="humming")
     facts = Facts({**weight.facts(), "op": "gemm", "device.type": "cpu"})
     assert not any(k.when.holds(facts) for k in KERNELS)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")
+@pytest.mark.parametrize("inputs", INPUTS[:3] + INPUTS[-2:], ids=lambda q: "a16" if q is None else q.format)
+@pytest.mark.parametrize("quant", WEIGHTS, ids=lambda q: f"{q.format}-{q.granularity}")
+def test_a_gpu_computes_the_same_also_inside_a_graph(quant, inputs):
+    weight = quantized(quant, inputs)
+    x = torch.randn(5, 72, generator=torch.Generator().manual_seed(1))
+    expected = run(weight, x)
+    kernel, facts = row(weight, **{"device.type": "cuda"})
+    call = kernel.load()(facts, {"weight": weight.to("cuda"), "bias": None}, {}, None).run
+    there = x.cuda()
+    assert torch.allclose(call(there).cpu(), expected, rtol=1e-3, atol=1e-3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = call(there)
+    graph.replay()
+    assert torch.allclose(y.cpu(), expected, rtol=1e-3, atol=1e-3)

@@ -17,17 +17,21 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 from phyai.quant.realize.codes import integer_codes
 from phyai.quant.realize.dequantize import dequantize, effective_scale
-from phyai.quant.realize.quantize import QuantizedInput, quantize_input
+from phyai.quant.realize.quantize import quantize_input
 from phyai.quant.weight import QuantizedWeight
 
 from phyai_backend_reference.numerics import DTYPES, give, wide
 
+#: ``product(x [M, K], weight) -> y [M, N]``, in x's dtype (fp32 or fp64).
 Product = Callable[[torch.Tensor, QuantizedWeight], torch.Tensor]
+#: Inputs that share their scales: which columns, the weight's group, the input's group.
+Segment = tuple[slice | torch.Tensor, int, int]
 
 
 def prepare_weight_only(
@@ -45,7 +49,15 @@ def prepare_quantized_input(
 def prepare_integer(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    return _prepare(facts, weights, integer)
+    parts = segments(weights["weight"])
+    prepared = _prepare(facts, weights, lambda x, weight: integer(x, weight, parts))
+
+    def refresh(new: Mapping[str, Any]) -> None:
+        assert prepared.refresh is not None
+        prepared.refresh(new)
+        parts[:] = segments(weights["weight"])
+
+    return attrs.evolve(prepared, refresh=refresh)
 
 
 def weight_only(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
@@ -60,8 +72,8 @@ def quantized_input(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     return weight_only(quantized.dequantized(), weight)
 
 
-def integer(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
-    """Integer codes times integer codes.
+def integer(x: torch.Tensor, weight: QuantizedWeight, parts: list[Segment]) -> torch.Tensor:
+    """Integer codes times integer codes; ``parts`` are :func:`segments` of the weight.
 
     Products are summed exactly within each range of inputs that shares its scales; float64 holds every
     sum that an int32 accumulator holds. Zero points are taken off the codes before the product.
@@ -73,7 +85,7 @@ def integer(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     values = quantized.values.to(torch.float64)
     scale = effective_scale(weight).to(torch.float64)
     y = torch.zeros(x.shape[0], n, dtype=torch.float64, device=x.device)
-    for columns, group, input_group in _segments(weight, quantized, k):
+    for columns, group, input_group in parts:
         w, a = codes[:, columns], values[:, columns]
         if weight.zero_point is not None:
             w = w - _rows(weight.zero_point, group, quant.block_shape, n).to(torch.float64)
@@ -84,18 +96,18 @@ def integer(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     return y.to(x.dtype)
 
 
-def _segments(
-    weight: QuantizedWeight, quantized: QuantizedInput, k: int
-) -> list[tuple[slice | torch.Tensor, int, int]]:
-    """The inputs that share their scales: which columns, the weight's group, the input's group."""
-    quant, size = weight.scheme.weight, quantized.group_size or k
+def segments(weight: QuantizedWeight) -> list[Segment]:
+    """The ranges of inputs over which products can be summed before they are scaled."""
+    assert weight.scheme.input is not None
+    quant, k = weight.scheme.weight, weight.shape[1]
+    size = weight.scheme.input.group_size or k
     weight_size = quant.group_size or (quant.block_shape[1] if quant.block_shape else k)
     if weight.g_idx is None:
         edges = sorted({*range(0, k, weight_size), *range(0, k, size), k})
         return [(slice(a, b), a // weight_size, a // size) for a, b in itertools.pairwise(edges)]
     groups, inputs = weight.g_idx.long(), torch.arange(k, device=weight.g_idx.device) // size
-    pairs = torch.stack([groups, inputs]).unique(dim=1).T.tolist()
-    return [((((groups == g) & (inputs == i)).nonzero().flatten()), g, i) for g, i in pairs]
+    pairs = torch.unique(torch.stack([groups, inputs]), dim=1).T.tolist()
+    return [(((groups == g) & (inputs == i)).nonzero().flatten(), g, i) for g, i in pairs]
 
 
 def _rows(per_group: torch.Tensor, group: int, block: tuple[int, int] | None, n: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ def _row(variant: str, doc: str, when: Mapping[str, Any], accumulation: str) -> 
         op="gemm",
         when=match({**_QUANTIZED, **when}),
         prepare=f"phyai_backend_reference.quantized.gemm:prepare_{variant}",
-        capture=Capture.NEVER if variant == "integer" else Capture.AFTER_WARMUP,
+        capture=Capture.AFTER_WARMUP,
         numerics=Numerics(reproducible=True, accumulation=accumulation),
         band=Band.REFERENCE,
         doc=doc,

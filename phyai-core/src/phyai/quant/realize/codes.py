@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from phyai.quant.elements import element
@@ -69,8 +70,9 @@ def code_values(codes: torch.Tensor, dtype: str, k: int) -> torch.Tensor:
     return float_table(dtype, codes.device)[unpack_bits(codes, element(dtype).bits, k).to(torch.int64)]
 
 
+@functools.cache  # a CUDA graph may record the look-up, but not the copy that makes the table
 def float_table(dtype: str, device: Any = None) -> torch.Tensor:
-    """The values of a narrow float type by code, sign bit highest: float32 ``[2**bits]``."""
+    """The values of a narrow float type by code, sign bit highest: float32 ``[2**bits]``. Not to be written to."""
     import torch
 
     positive = torch.tensor(element(dtype).values, dtype=torch.float32, device=device)
