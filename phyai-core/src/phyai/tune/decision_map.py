@@ -141,8 +141,7 @@ def decision_map(
     below = policy if layer is None else layer.onto(policy)
     cells = tuple(
         tuple(
-            _cell(_resized(op, facts, columns.name, size), catalog, below, environment, layer)
-            for size in columns.sizes
+            _cell(_resized(op, facts, columns.name, size), catalog, below, environment, layer) for size in columns.sizes
         )
         for facts in calls.values()
     )

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from phyai.catalog import Catalog
+from phyai.decision import Decision
 from phyai.environment import Environment
 from phyai.policy import Policy
 from phyai.tune.prepare import Bench, disagreement
@@ -77,7 +78,7 @@ def measure(
             watch("load", kernel)
             samplers[kernel] = timer.load(candidate.calls())
         except Exception as error:
-            problems[kernel] = _raised(error)
+            problems[kernel] = _refused(error, kernel) or _raised(error)
     timed = interleave(samplers, settings or Settings(), watch=watch, deadline=deadline)
     samplers.clear()
     _collect()
@@ -137,6 +138,14 @@ def _hopeless(taken: Mapping[str, Sequence[float]], settings: Settings) -> set[s
     tried = {id: samples for id, samples in taken.items() if len(samples) >= settings.trial}
     limit = settings.hopeless * min(map(median, tried.values()), default=math.inf)
     return {id for id, samples in tried.items() if min(samples) > limit}
+
+
+def _refused(error: Exception, kernel: str) -> str | None:
+    """Why a dispatcher would not have the kernel: that its ``prepare`` failed, most of the time."""
+    decision = getattr(error, "decision", None)
+    if not isinstance(decision, Decision):
+        return None
+    return next((rejected.reason for rejected in decision.rejected if rejected.kernel == kernel), None)
 
 
 def _raised(error: Exception) -> str:

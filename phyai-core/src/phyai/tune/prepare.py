@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -70,7 +70,9 @@ class Bench:
         dispatcher = Dispatcher(self.catalog, policy, self.environment, EngineResources(self.environment.device))
         sites = [self._bind(dispatcher, self.tensors[0])]
         sites += [self._bind(dispatcher, call) if call.weights else sites[0] for call in self.tensors[1:]]
-        return Candidate(kernel, self, dispatcher, tuple(sites))
+        # calls write to what they mutate: every candidate begins with tensors that no other has touched
+        own = tuple(attrs.evolve(c, inputs={**c.inputs, **_copied(_mutated(c))}) for c in self.tensors)
+        return Candidate(kernel, dispatcher, tuple(zip(sites, own, strict=True)))
 
     def _bind(self, dispatcher: Dispatcher, call: Call) -> Site:
         task, case = self.task, self.task.case
@@ -95,32 +97,27 @@ class Candidate:
     """A kernel at its sites."""
 
     kernel: str
-    bench: Bench
     dispatcher: Dispatcher
-    sites: tuple[Site, ...]
+    places: tuple[tuple[Site, Call], ...]
 
     def warm_up(self) -> list[Any]:
         """Run every site once, freeze, and return what the first gave: outputs, then mutated inputs."""
-        first, given = self.bench.tensors[0], None
-        for site, call in zip(self.sites, self.bench.tensors, strict=True):
-            fresh = attrs.evolve(call, inputs=_copied(call.inputs)) if call is first else call
-            returned = site.run(*fresh.inputs.values(), state=_state(site, fresh))
-            if call is first:
-                outputs = (
-                    list(returned) if isinstance(returned, tuple | list) else [] if returned is None else [returned]
-                )
-                given = [*outputs, *(fresh.inputs[name] for name in fresh.mutated)]
+        given: list[Any] = []
+        for position, (site, call) in enumerate(self.places):
+            returned = site.run(*call.inputs.values(), state=_state(site, call))
+            if position == 0:
+                outputs = list(returned) if isinstance(returned, tuple | list) else [returned]
+                given = [*(o.clone() for o in outputs if o is not None), *_copied(_mutated(call)).values()]
         self.dispatcher.freeze()
-        assert given is not None
         return given
 
-    def calls(self) -> tuple[Any, ...]:
+    def calls(self) -> tuple[Callable[[], Any], ...]:
         """What the timer is to time: one call without arguments for each set of tensors."""
         made = []
-        for site, call in zip(self.sites, self.bench.tensors, strict=True):
-            state = _state(site, call)
-            site.run(*call.inputs.values(), state=state)  # after freezing, some kernels want their eager call again
-            made.append(partial(site.run, *call.inputs.values(), **({} if state is None else {"state": state})))
+        for site, call in self.places:
+            named = {"state": _state(site, call)} if call.op.metadata else {}
+            site.run(*call.inputs.values(), **named)  # after freezing, some kernels want their eager call again
+            made.append(partial(site.run, *call.inputs.values(), **named))
         return tuple(made)
 
 
@@ -155,6 +152,10 @@ def _nbytes(value: Any) -> int:
     if isinstance(value, QuantizedWeight):
         return value.nbytes()
     return int(value.numel() * value.element_size())
+
+
+def _mutated(call: Call) -> dict[str, Any]:
+    return {name: call.inputs[name] for name in call.mutated}
 
 
 def _copied(tensors: Mapping[str, Any]) -> dict[str, Any]:
