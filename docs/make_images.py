@@ -8,11 +8,10 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from rich.console import Console
-
 from phyai import Environment, discover
 from phyai.explain import explain_call, render
 from phyai.policy import parse_policy
+from rich.console import Console
 
 HERE = Path(__file__).parent
 POLICY = """
@@ -36,7 +35,8 @@ def main() -> None:
     )
     console = Console(record=True, width=132, file=io.StringIO())
     console.print(render(decision))
-    console.save_svg(str(HERE / "images" / "decision.svg"), title="phyai explain --device sm90 --op attention_paged --role expert --policy policy.yaml")
+    title = "phyai explain --device sm90 --op attention_paged --role expert -d bf16 --policy policy.yaml"
+    console.save_svg(str(HERE / "images" / "decision.svg"), title=title)
 
 
 if __name__ == "__main__":

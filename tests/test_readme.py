@@ -27,7 +27,7 @@ PHYAI = [line for line in COMMANDS if line.startswith("phyai ")]
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory) -> Path:
-    """A directory as a reader has it after following the README: the policy, two photographs, the example checkpoint."""
+    """A directory as a reader of the README has it: the policy, two photographs, the example checkpoint."""
     from skimage import data, io
 
     path = tmp_path_factory.mktemp("desk")
@@ -42,7 +42,7 @@ def desk(tmp_path_factory) -> Path:
 def run(arguments: list[str], desk: Path) -> subprocess.CompletedProcess[str]:
     scripts = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": scripts + os.pathsep + os.environ["PATH"]}
-    return subprocess.run(arguments, cwd=desk, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(arguments, cwd=desk, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("command", PHYAI)

@@ -20,7 +20,8 @@ SECONDS = 1.0
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
 def test_a_kernel_does_what_it_declares(kernel):
     report = examine_record(kernel, kernel.backend, CATALOG, HERE, seconds=SECONDS)
-    failures = [f"{check.name}: {check.reason}\n{check.line}" for check in report.checks if check.outcome is Outcome.FAILED]
+    failed = [check for check in report.checks if check.outcome is Outcome.FAILED]
+    failures = [f"{check.name}: {check.reason}\n{check.line}" for check in failed]
     assert not failures, "\n".join(failures)
     if report.outcome is Outcome.SKIPPED:
         pytest.skip(report.reason)

@@ -147,5 +147,5 @@ class Kernel:
         if not isinstance(self.prepare, str):
             return self.prepare
         module, _, attribute = self.prepare.partition(":")
-        target = getattr(importlib.import_module(module), attribute)
-        return target  # type: ignore[no-any-return]
+        prepare: PrepareFn = getattr(importlib.import_module(module), attribute)
+        return prepare

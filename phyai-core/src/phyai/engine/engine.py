@@ -85,8 +85,8 @@ class Engine:
     def tune(self, request: Any = None, *, seconds: float = TUNE_SECONDS, **options: Any) -> Outcome:
         """Measure the kernels of the calls that ``request`` makes, keep the timings, and use what is faster.
 
-        ``request`` None is the model's own example. What is known already is not measured again. ``options`` are those of
-        :func:`phyai.tune.tune_model`. Requests wait meanwhile.
+        ``request`` None is the model's own example. What is known already is not measured again. ``options`` are
+        those of :func:`phyai.tune.tune_model`. Requests wait meanwhile.
 
         Raises:
             EngineError: the engine is closed.

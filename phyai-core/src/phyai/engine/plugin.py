@@ -55,8 +55,8 @@ class ModelPlugin:
     ``arguments`` (``"module:Class"``) is the record that :class:`EngineArgs.plugin_args` must be. ``load``
     (``"module:function"``) is called as ``load(arguments, host)`` and returns a :class:`Model`. ``command`` is a
     module for ``phyai run <name>`` with ``add_arguments(parser)`` and ``main(args, context) -> int``; None when the
-    model has none. ``example`` (``"module:function"``) is called with the loaded model and returns a request of the usual
-    size, to warm up and tune with.
+    model has none. ``example`` (``"module:function"``) is called with the loaded model and returns a request of the
+    usual size, to warm up and tune with.
     """
 
     name: str
