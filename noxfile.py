@@ -69,7 +69,8 @@ def tests(session: nox.Session) -> None:
 @nox.parametrize("distribution", [*CPU, *GPU_BACKENDS])
 def unit(session: nox.Session, distribution: str) -> None:
     """The tests of one distribution, in an environment with only what it depends on."""
-    needs = {CORE: (CORE,), REFERENCE: (CORE, REFERENCE), MODELS: CPU}.get(distribution, (CORE, REFERENCE, distribution))
+    own = {CORE: (CORE,), REFERENCE: (CORE, REFERENCE), MODELS: CPU}
+    needs = own.get(distribution, (CORE, REFERENCE, distribution))
     install(session, *needs, tools=TEST_TOOLS)
     if distribution == "phyai-backend-humming":
         install_optional(session)
@@ -81,7 +82,8 @@ def gpu(session: nox.Session) -> None:
     """The tests marked ``gpu``."""
     require_gpu(session)
     install(session, *CPU, *GPU_BACKENDS, tools=TEST_TOOLS)
-    session.run("python", "-m", "pytest", "-m", "gpu", *(session.posargs or [f"{n}/tests" for n in (*CPU, *GPU_BACKENDS)]))
+    targets = session.posargs or [f"{name}/tests" for name in (*CPU, *GPU_BACKENDS)]
+    session.run("python", "-m", "pytest", "-m", "gpu", *targets)
 
 
 @nox.session

@@ -47,8 +47,8 @@ def device_info(sm: int) -> Any:
         index=0, name=name, is_ppu=False, sm_count=sms, max_threads_per_block=1024, max_threads_per_sm=2048,
         max_registers_per_sm=65536, sm_major=sm // 10, sm_minor=sm % 10, sm_version=sm, l2_cache_size=l2,
         l2_cache_size_mb=l2 / 2**20, l1_cache_size=256 << 10, l1_cache_size_kb=256.0, default_smem_size=48 << 10,
-        max_smem_size=smem, max_smem_size_kb=smem / 1024, memory_clock_khz=1, memory_bus_width=1, sm_clock_khz=mhz * 1000,
-        memory_bandwidth_gbps=bandwidth, tensorcore_tops=rates,
+        max_smem_size=smem, max_smem_size_kb=smem / 1024, memory_clock_khz=1, memory_bus_width=1,
+        sm_clock_khz=mhz * 1000, memory_bandwidth_gbps=bandwidth, tensorcore_tops=rates,
     )  # fmt: skip
 
 
@@ -80,10 +80,10 @@ def simulated(sm: int) -> Iterator[None]:
     _get_heuristics_config.cache_clear()
     config._cuda_compiler_version.cache_clear()
     with (
-        mock.patch.object(device, "_get_device_info_extension", lambda: extension),
-        mock.patch.object(torch.cuda, "device", lambda _device: contextlib.nullcontext()),
-        mock.patch.object(torch.cuda, "current_device", lambda: 0),
-        mock.patch.object(HummingKernel, "prepare", lambda _self: None),
+        mock.patch.object(device, "_get_device_info_extension", return_value=extension),
+        mock.patch.object(torch.cuda, "device", return_value=contextlib.nullcontext()),
+        mock.patch.object(torch.cuda, "current_device", return_value=0),
+        mock.patch.object(HummingKernel, "prepare", return_value=None),
         mock.patch.object(HummingKernel, "register_kernel", register),
         mock.patch.object(KernelRuntime, "_get_compiler", staticmethod(lambda: compiler)),
         mock.patch.object(KernelRuntime, "compile_many", staticmethod(one_by_one)),

@@ -1,4 +1,4 @@
-"""Preparing and running a row without a GPU: the library configures and generates code, its launcher is played by torch."""
+"""Preparing and running a row without a GPU: the library generates code, and its launcher is played by torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Launcher:
         self.calls: list[dict[str, Any]] = []
 
     def __call__(self, configs: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: Any) -> None:
-        scale_2, x_scale, x_scale_2, zero_point, bias, y = rest[1:7]
+        x_scale_2, _, bias, y = rest[3:7]
         *_, locks, top_k, valid_m, check = rest
         assert x.is_contiguous()
         assert y.is_contiguous()
@@ -73,10 +73,14 @@ def case(
     }
     call = facts(scheme, n, k, m=m, bias=bias is not None)
     weights = {"weight": packed} if bias is None else {"weight": packed, "bias": bias}
-    with simulated(90), mock.patch.multiple(library(), **played):
-        with mock.patch("torch.cuda.current_stream", lambda _device: mock.Mock(cuda_stream=7)):
-            prepared = ROWS[row].load()(call, weights, params, EngineResources(Device("cpu")))
-            yield Case(prepared, launcher, packed)
+    stream = mock.Mock(cuda_stream=7)
+    with (
+        simulated(90),
+        mock.patch.multiple(library(), **played),
+        mock.patch("torch.cuda.current_stream", return_value=stream),
+    ):
+        prepared = ROWS[row].load()(call, weights, params, EngineResources(Device("cpu")))
+        yield Case(prepared, launcher, packed)
 
 
 def want(c: Case, x: torch.Tensor) -> torch.Tensor:
@@ -123,9 +127,9 @@ def test_a_call_takes_the_kernel_of_the_next_larger_number_of_rows() -> None:
 def test_a_site_that_fixes_its_rows_compiles_one_kernel() -> None:
     from humming.kernel.humming import HummingKernel
 
-    with mock.patch.object(HummingKernel, "init_kernel", autospec=True, side_effect=HummingKernel.init_kernel) as made:
-        with case("w4a16", W4, 2560, 1024, m=50):
-            assert made.call_count == 1
+    init = mock.patch.object(HummingKernel, "init_kernel", autospec=True, side_effect=HummingKernel.init_kernel)
+    with init as made, case("w4a16", W4, 2560, 1024, m=50):
+        assert made.call_count == 1
 
 
 def test_the_library_checks_the_first_launch_of_each_kernel_only() -> None:

@@ -80,7 +80,7 @@ def quantize(
     rows: torch.Tensor, size: int, rounding: Rounding, codes: torch.Tensor, scales: torch.Tensor,
     static: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Fill ``codes`` and ``scales`` (one for every ``size`` elements of contiguous ``rows``); static scales are read."""
+    """Fill ``codes`` and ``scales``, one for every ``size`` elements of contiguous ``rows``; read ``static`` ones."""
     block = triton.next_power_of_2(size)
     _quantize[(rows.numel() // size,)](
         rows, static, codes, scales, size, LARGEST=rounding.largest, LOW=rounding.low, HIGH=rounding.high,
@@ -93,7 +93,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     name, granularity = str(facts["attrs.format"]), facts["attrs.granularity"]
     top = 127.0 if name == "int8" else 448.0
     rounding = Rounding(_CODES[name], top, -top, top)
-    group = int(facts["attrs.group_size"]) if granularity == "group" else None
+    group = int(str(facts["attrs.group_size"])) if granularity == "group" else None
 
     def run(
         x: torch.Tensor,

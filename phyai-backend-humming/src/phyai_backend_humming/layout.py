@@ -45,7 +45,7 @@ def pack(weight: QuantizedWeight) -> QuantizedWeight:
     """
     import torch
 
-    quant, (n, k) = weight.scheme.weight, weight.shape
+    quant, (_, k) = weight.scheme.weight, weight.shape
     if weight.layout != PLAIN:
         raise CheckpointError(f"a weight in layout {weight.layout!r} cannot be packed for Humming; unpack it first")
     if k % 8 or quant.bits not in (4, 8):

@@ -20,7 +20,9 @@ _STREAMS = 16
 class Locks:
     """Counters for every stream of one device."""
 
-    def __init__(self, device: torch.device, *, capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing):
+    def __init__(
+        self, device: torch.device, *, capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+    ) -> None:
         self._device = device
         self._capturing = capturing
         self._by_stream: dict[int, torch.Tensor] = {}
