@@ -20,7 +20,8 @@ from phyai.dispatch import Dispatcher, Site
 from phyai.dispatch.memo import Cells, Memo
 from phyai.facts import Facts
 from phyai.policy import Layer, Policy, Restriction, Rule
-from phyai.predicates import match
+from phyai.predicates import Predicate, any_of, match
+from phyai.tune.key import CallKey
 from phyai.tune.measure import Settings, interleave
 from phyai.tune.record import Result
 
@@ -72,18 +73,21 @@ def _sample(dispatcher: Dispatcher, memos: Mapping[Site, Memo], step: Step, cloc
 
 
 def _with_kernel(dispatcher: Dispatcher, site: Site, seen: Iterable[Facts], kernel: str) -> Memo:
-    """What the site would remember had a rule pinned these of its calls to ``kernel``."""
-    policy = _pinned(dispatcher.policy, site, kernel)
+    """What the site would remember had a rule pinned calls of these kinds, and no others, to ``kernel``."""
+    seen = tuple(seen)
+    kinds = {CallKey.of(facts, dispatcher.catalog).text: facts for facts in seen}
+    condition = any_of(*(match(CallKey.of(facts, dispatcher.catalog).conditions()) for facts in kinds.values()))
+    policy = _pinned(dispatcher.policy, condition, kernel)
     memo = Memo(Cells(site.op, site.static, dispatcher.catalog, policy))
     for facts in seen:
         dispatcher.decide_in(site, memo, facts, policy)
     return memo
 
 
-def _pinned(policy: Policy, site: Site, kernel: str) -> Policy:
+def _pinned(policy: Policy, condition: Predicate, kernel: str) -> Policy:
     rule = Rule(
         id="candidate",
-        match=match({"op": site.op.name}),
+        match=condition,
         priority=_PIN_PRIORITY,
         restriction=Restriction((kernel,), pin=True),
         layer=Layer.OVERRIDE,
