@@ -14,6 +14,7 @@ from phyai.dispatch.binding import signature as describe
 from phyai.dispatch.binding import static_facts
 from phyai.dispatch.capture import capturing
 from phyai.dispatch.guard import PrepareFacts
+from phyai.dispatch.layouts import Layouts, Lowering, plain_quantized
 from phyai.dispatch.lent import Lent
 from phyai.dispatch.memo import Entry, Memo, Node, node_of
 from phyai.dispatch.replacement import PolicyChange, replace
@@ -82,6 +83,7 @@ class Dispatcher:
         self.epoch = 0
         #: Told of calls that sites have not met yet, while somebody records them.
         self.watcher: Watcher | None = None
+        self._layouts = Layouts(catalog, policy, environment)
         self._common = {**environment.facts(), **(facts or {})}
         self._is_capturing = is_capturing
         self._roots: list[Site] = []
@@ -108,6 +110,8 @@ class Dispatcher:
         present: Collection[str] = (),
         facts: Mapping[str, Any] | None = None,
         capture: bool = False,
+        rows: tuple[int, int] | None = None,
+        layouts: Mapping[str, str] | None = None,
     ) -> Site:
         """A call site of ``op``.
 
@@ -116,9 +120,13 @@ class Dispatcher:
         that every call has it), ``present`` the optional inputs that every call gives. ``facts`` adds what the
         signature does not say (``quant.*``, ``model.*``). ``capture``: the site will run inside a CUDA graph.
 
+        A quantized weight in the plain layout is packed into the layout that :mod:`phyai.dispatch.layouts` chooses for
+        it over the numbers of rows (M) from ``rows[0]`` to ``rows[1]``, or into the one that ``layouts`` names for it.
+
         Raises:
             CallError: something that the signature does not have or allow, with the signature.
             DeclarationError: an unknown op.
+            NoKernelError: no layout of a quantized weight gives every call a kernel.
         """
         signature = self.catalog.op(op)
         name = f"{layer}:{signature.name}" if layer else f"{role or 'site'}:{signature.name}#{len(self._roots)}"
@@ -137,7 +145,10 @@ class Dispatcher:
             )
         except CallError as error:
             raise CallError(f"binding site {name}: {error}\n  signature: {describe(signature)}") from None
-        site = Site(self, signature, name, static, own, self.policy)
+        with self._lock:
+            chosen = self._layouts.choose(signature, static, plain_quantized(own), rows=rows, forced=layouts)
+        lowering = Lowering(static, chosen, rows, dict(layouts or {}))
+        site = Site(self, signature, name, lowering.lowered(signature), lowering.packed(own), self.policy, lowering)
         with self._lock:
             self._roots.append(site)
         return site
@@ -284,6 +295,7 @@ class Dispatcher:
         with self._lock:
             change = replace(self, policy)
             self.policy = policy
+            self._layouts = Layouts(self.catalog, policy, self.environment)
             if change.thawed:
                 self.epoch += 1
                 self.frozen = False
@@ -294,7 +306,7 @@ class Dispatcher:
 
     def report(self) -> Report:
         """Every site with its decisions, and the user's rules that none of them matched."""
-        sites = tuple(SiteReport(s.name, s.op.name, s.dynamic, s.frozen, s.decisions) for s in self.sites)
+        sites = tuple(SiteReport(s.name, s.op.name, s.dynamic, s.frozen, s.decisions, s.lowering.choices) for s in self.sites)
         matched = {ref for site in sites for decision in site.decisions for ref in _matched(decision)}
         rules = (rule.ref for rule in self.policy.rules if rule.layer >= Layer.USER)
         return Report(sites, tuple(ref for ref in rules if ref not in matched))

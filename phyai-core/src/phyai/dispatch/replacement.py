@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from phyai.decision import Decision, Stage
+from phyai.dispatch.layouts import Layouts
 from phyai.dispatch.memo import Cells, Entry, Memo, node_of
 from phyai.errors import NeedsReload, NoKernelError
 from phyai.policy import Policy
@@ -49,7 +50,7 @@ def replace(dispatcher: Dispatcher, policy: Policy) -> PolicyChange:
     """Put ``policy`` in force; see :meth:`Dispatcher.replace_policy`, which holds the lock."""
     _refuse_requantizing(dispatcher, policy)
     changes: list[_Change] = []
-    reload: list[str] = []
+    reload = _lying_otherwise(dispatcher, policy)
     gone: set[Site] = set()
     for site in dispatcher.sites:  # composites come before the sites of their parts
         if site in gone:
@@ -97,6 +98,21 @@ def _redecide(dispatcher: Dispatcher, change: _Change, entry: Entry, policy: Pol
     node = change.memo.nodes.setdefault(cells(facts), node)
     node.children[node.values(facts)] = attrs.evolve(entry, decision=decision)
     return True
+
+
+def _lying_otherwise(dispatcher: Dispatcher, policy: Policy) -> list[str]:
+    """The sites whose weights would have been packed into other layouts under the new policy."""
+    layouts = Layouts(dispatcher.catalog, policy, dispatcher.environment)
+    found = []
+    for site in dispatcher.sites:
+        was = site.lowering
+        try:
+            new = layouts.choose(site.op, was.static, tuple(was.choices), rows=was.rows, forced=was.forced)
+        except NoKernelError:
+            continue  # calls that were decided say so below, with the whole diagnosis
+        if any(new[name].layout != choice.layout for name, choice in was.choices.items()):
+            found.append(site.name)
+    return found
 
 
 def _only_layout(decision: Decision, policy: Policy) -> bool:

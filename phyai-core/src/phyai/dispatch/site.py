@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from phyai.decision import Decision
+from phyai.dispatch.layouts import Lowering
 from phyai.dispatch.memo import Cells, Entry, Memo, open_facts
 from phyai.dispatch.reader import MAX_SHORTCUTS, Reader, guard, input_dims, shortcut_key, tensors_with
 from phyai.errors import CallError, FrozenSiteError
@@ -19,6 +20,7 @@ from phyai.facts import Facts
 from phyai.kernel import Capture, Kernel
 from phyai.op import Op, bind_dims
 from phyai.policy import Policy
+from phyai.quant.weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from phyai.dispatch.dispatcher import Dispatcher
@@ -42,6 +44,7 @@ class Site:
         static: Facts,
         weights: Mapping[str, Any],
         policy: Policy,
+        lowering: Lowering | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self.op = op
@@ -50,6 +53,8 @@ class Site:
         self.open = open_facts(op, static)
         self.open_dims = self.open & {f"shape.{dim}" for dim in input_dims(op)}
         self.weights = weights
+        #: How the layouts of its quantized weights were chosen.
+        self.lowering = lowering or Lowering(static)
         self.memo = Memo(Cells(op, static, dispatcher.catalog, policy))
         self._reader = Reader(op, name, static)
         self.thaw()
@@ -99,6 +104,8 @@ class Site:
     def refresh(self, weights: Mapping[str, Any]) -> None:
         """Take new weights of the same shapes in place, so that captured graphs stay valid.
 
+        Quantized ones are given in the plain layout, as when the site was bound.
+
         Raises:
             CallError: other names or shapes than the site was bound with, or a kernel that cannot refresh.
         """
@@ -108,6 +115,7 @@ class Site:
             want, got = (tuple(getattr(w, "shape", ())) for w in (old, weights[name]))
             if want != got:
                 raise CallError(f"{self.name}: refresh needs {name} of shape {want}, given {got}")
+        weights = self.lowering.packed(weights)
         entries = self.memo.entries()
         for entry in entries:
             if entry.prepared.refresh is None:
@@ -233,7 +241,17 @@ class Site:
 
 
 def _renewed(old: Any, new: Any) -> Any:
-    return old.copy_(new) if hasattr(old, "copy_") else new
+    """``old`` with the values of ``new``, where it keeps its memory. A quantized weight's packed tensors may be what a
+    kernel made of them, and are that kernel's to renew."""
+    if hasattr(old, "copy_"):
+        return old.copy_(new)
+    if not isinstance(old, QuantizedWeight):
+        return new
+    values = new.tensors()
+    for name, tensor in old.tensors().items():
+        if name in values:
+            tensor.copy_(values[name])
+    return old
 
 
 def _ready(entry: Entry) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from phyai.composite import is_decomposition
 from phyai.decision import Decision
 from phyai.errors import NoKernelError
 from phyai.facts import Facts, FactValue
@@ -40,6 +41,7 @@ class Considered:
     layout: str
     kernels: Mapping[int, str]
     objection: str | None = None
+    format: QuantFormat | None = attrs.field(default=None, repr=False)
 
 
 @attrs.frozen
@@ -57,6 +59,22 @@ class LayoutChoice:
             return weight
         packed: QuantizedWeight = self.format.load_pack()(weight)
         return packed
+
+    def others(self) -> tuple[LayoutChoice, ...]:
+        """The choices that come after this one: the other layouts under which every restriction holds."""
+        return tuple(
+            attrs.evolve(self, layout=c.layout, format=c.format, why="a rule on the composite op holds under it only")
+            for c in self.considered
+            if c.layout != self.layout and c.objection is None
+        )
+
+    def to_text(self) -> str:
+        """The choice, and what was found of every layout, one line each."""
+        lines = [f"layout {self.layout}: {self.why}"]
+        for c in self.considered:
+            kernels = ", ".join(f"M={m} {kernel}" for m, kernel in _runs(c.kernels)) or "no kernel"
+            lines.append(f"  {c.layout}: {kernels}" + (f"; {c.objection}" if c.objection else ""))
+        return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for ``json.dumps``."""
@@ -94,7 +112,7 @@ def lower(
     if forced is not None and forced not in exact:
         raise NoKernelError(_not_exact(forced, formats, known))
     names = list(exact) if forced is None else [forced]
-    trials = [_try(name, known, tuple(rows), catalog, policy, environment) for name in names]
+    trials = [_try(name, exact[name], known, tuple(rows), catalog, policy, environment) for name in names]
     usable = [t for t in trials if t.considered.objection is None] or [t for t in trials if t.worst is not None]
     if not usable:
         lines = [f"  {t.considered.layout}: {t.considered.objection}" for t in trials]
@@ -115,6 +133,7 @@ class _Trial:
 
 def _try(
     layout: str,
+    format: QuantFormat | None,
     known: Facts,
     rows: Sequence[int],
     catalog: Catalog,
@@ -129,21 +148,46 @@ def _try(
         try:
             decision = resolve(call, catalog, policy, environment)
         except NoKernelError as error:
-            return _Trial(Considered(layout, kernels, f"M={m}: {_first_line(error)}"), None)
+            return _Trial(Considered(layout, kernels, f"M={m}: {_first_line(error)}", format), None)
         assert decision.kernel is not None
         kernels[m] = decision.kernel.id
         objection = objection or _broken_restriction(decision, policy, m)
         keys.append(_key(decision, policy))
-    return _Trial(Considered(layout, kernels, objection), max(keys))
+    return _Trial(Considered(layout, kernels, objection, format), max(keys))
 
 
 def _broken_restriction(decision: Decision, policy: Policy, m: int) -> str | None:
     """What a relaxed restriction says of a layout: it does not hold under it."""
     assert decision.kernel is not None
+    if holds(decision, policy):
+        return None
+    rule = policy.aspects(decision.facts).restriction
+    assert rule is not None
+    return f"M={m}: rule {rule.ref} asks for {rule.restriction}, and {decision.kernel.id} is what is left"
+
+
+def holds(decision: Decision, policy: Policy) -> bool:
+    """Whether the kernel that a call gets is one that its restriction allows: False where that was relaxed.
+
+    A chain of a composite op's parts is allowed by the restriction when each of its kernels is.
+    """
+    if decision.kernel is None or not all(holds(part, policy) for part in decision.parts.values()):
+        return False
     rule = policy.aspects(decision.facts).restriction
     if rule is None or rule.restriction is None or rule.restriction.allows(decision.kernel.id):
-        return None
-    return f"M={m}: rule {rule.ref} asks for {rule.restriction}, and {decision.kernel.id} is what is left"
+        return True
+    allows = rule.restriction.allows
+    parts = [part.kernel for part in decision.parts.values()] if is_decomposition(decision.kernel) else []
+    return bool(parts) and all(kernel is not None and allows(kernel.id) for kernel in parts)
+
+
+def _runs(kernels: Mapping[int, str]) -> list[tuple[int, str]]:
+    """The kernels with the rows from which on each is taken."""
+    found: list[tuple[int, str]] = []
+    for m, kernel in kernels.items():
+        if not found or found[-1][1] != kernel:
+            found.append((m, kernel))
+    return found
 
 
 def _key(decision: Decision, policy: Policy) -> tuple[Any, ...]:

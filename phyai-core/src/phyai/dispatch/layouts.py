@@ -1,0 +1,191 @@
+"""Choosing, when a site is bound, how its quantized weights lie in memory.
+
+Each weight is lowered as the call that reads it: the site's own, or that of a composite op's part. Where a
+restriction on the composite itself does not hold under the layouts that come first, the others are tried.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from phyai.composite import part_facts
+from phyai.errors import CallError, NoKernelError
+from phyai.facts import Facts
+from phyai.op import Op, Part
+from phyai.predicates import Partition
+from phyai.quant.formats import PLAIN
+from phyai.quant.lowering import LayoutChoice, holds, lower
+from phyai.quant.weight import QuantizedWeight
+from phyai.resolver import reads, resolve
+
+if TYPE_CHECKING:
+    from phyai.catalog import Catalog
+    from phyai.environment import Environment
+    from phyai.policy import Policy
+
+#: Rows of a site that declares none: from one to so many.
+DEFAULT_ROWS = (1, 4096)
+
+
+@attrs.frozen
+class Wanted:
+    """One quantized weight of a site: the call that reads it, and the layout that a rule forces.
+
+    ``fact`` is the name of the site's fact that says how the weight lies.
+    """
+
+    weight: str
+    fact: str
+    call: Facts
+    forced: str | None
+
+
+@attrs.frozen
+class Lowering:
+    """What was chosen for one site, and from what: its facts with every weight plain, rows, and forced layouts."""
+
+    static: Facts
+    choices: Mapping[str, LayoutChoice] = attrs.field(factory=dict)
+    rows: tuple[int, int] | None = None
+    forced: Mapping[str, str] = attrs.field(factory=dict)
+
+    def lowered(self, op: Op) -> Facts:
+        """The site's facts with the layouts that were chosen."""
+        return self.static.replace({_fact(op, name): choice.layout for name, choice in self.choices.items()})
+
+    def packed(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """Plain weights in the layouts that were chosen; what is not quantized stays."""
+        return {name: self.choices[name].pack(w) if name in self.choices else w for name, w in weights.items()}
+
+
+def plain_quantized(weights: Mapping[str, Any]) -> list[str]:
+    """The names of the weights that can be lowered."""
+    return [n for n, weight in weights.items() if isinstance(weight, QuantizedWeight) and weight.layout == PLAIN]
+
+
+def _reader(op: Op, weight: str) -> Part | None:
+    """The part of a composite op that reads one of its weights."""
+    return next((part for part in op.parts if weight in part.weights.values()), None)
+
+
+def _fact(op: Op, weight: str) -> str:
+    """The fact of a site that says how one of its weights lies."""
+    part = _reader(op, weight)
+    return "quant.layout" if part is None else f"parts.{part.name}.quant.layout"
+
+
+@attrs.define
+class Layouts:
+    """Chooses layouts for the sites of one dispatcher under one policy, and remembers what it chose for equal calls."""
+
+    catalog: Catalog
+    policy: Policy
+    environment: Environment
+    _chosen: dict[Hashable, dict[str, LayoutChoice]] = attrs.field(factory=dict, init=False)
+
+    def choose(
+        self,
+        op: Op,
+        static: Facts,
+        names: Sequence[str],
+        *,
+        rows: tuple[int, int] | None = None,
+        forced: Mapping[str, str] | None = None,
+    ) -> dict[str, LayoutChoice]:
+        """The layout of each of the weights called ``names``, which are quantized and plain.
+
+        Raises:
+            CallError: ``forced`` names another weight.
+            NoKernelError: no layout gives every call a kernel.
+        """
+        for name in (forced or {}).keys() - set(names):
+            raise CallError(f"a layout is given for weight {name}, which is no quantized weight in the plain layout")
+        wanted = [self._wanted(op, static, name, (forced or {}).get(name)) for name in names]
+        if not wanted:
+            return {}
+        key = self._key(static, wanted, rows)
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(op, static, wanted, rows)
+        return self._chosen[key]
+
+    def _choose(
+        self, op: Op, static: Facts, wanted: Sequence[Wanted], rows: tuple[int, int] | None
+    ) -> dict[str, LayoutChoice]:
+        first = {w.weight: self._lower(w, rows) for w in wanted}
+        if not op.composite or all(len(choice.considered) == 1 for choice in first.values()):
+            return first
+        return self._under_composite(op, static, wanted, first, rows)
+
+    def _wanted(self, op: Op, static: Facts, name: str, forced: str | None) -> Wanted:
+        part = _reader(op, name)
+        call = static if part is None else part_facts(op, part, self.catalog.op(part.op), static)
+        return Wanted(name, _fact(op, name), call, forced)
+
+    def _key(self, static: Facts, wanted: Sequence[Wanted], rows: tuple[int, int] | None) -> Hashable:
+        """What a choice depends on: the calls without their layers, and what rules and kernels ask of those."""
+        return rows, tuple(
+            (call.replace({"layer": None}), forced, self._asked(call))
+            for call, forced in [(static, None), *((w.call, w.forced) for w in wanted)]
+        )
+
+    def _asked(self, call: Facts) -> Hashable:
+        unknown = call.replace(dict.fromkeys((n for n in call if n.endswith("quant.layout")), None))
+        kernels = [kernel for kernel in self.catalog.kernels_of(str(call["op"])) if "layer" in kernel.when.facts]
+        return (
+            tuple((rule.ref, rule.match.given(unknown)) for rule in self.policy.candidates(unknown)),
+            tuple((kernel.id, kernel.when.given(unknown)) for kernel in kernels),
+        )
+
+    def _lower(self, wanted: Wanted, rows: tuple[int, int] | None) -> LayoutChoice:
+        op = self.catalog.op(str(wanted.call["op"]))
+        return lower(
+            wanted.call,
+            catalog=self.catalog,
+            policy=self.policy,
+            environment=self.environment,
+            rows=self._rows(op, wanted.call, rows),
+            forced=wanted.forced,
+        )
+
+    def _rows(self, op: Op, call: Facts, rows: tuple[int, int] | None) -> tuple[int, ...]:
+        """One number of rows for every set of them that some kernel's or rule's predicate tells from the others."""
+        fixed = call.get("shape.M")
+        if isinstance(fixed, int):
+            return (fixed,)
+        unknown = call.replace(dict.fromkeys((n for n in call if n.endswith("quant.layout")), None))
+        literals = [
+            literal for predicate in reads(op, unknown, self.catalog, self.policy) for literal in predicate.literals()
+        ]
+        return Partition.of("shape.M", literals).samples(*(rows or DEFAULT_ROWS))
+
+    def _under_composite(
+        self,
+        op: Op,
+        static: Facts,
+        wanted: Sequence[Wanted],
+        first: dict[str, LayoutChoice],
+        rows: tuple[int, int] | None,
+    ) -> dict[str, LayoutChoice]:
+        """``first`` if what rules ask of the composite holds under it; else the first others under which it does."""
+        per_weight = [[first[w.weight], *first[w.weight].others()] for w in wanted]  # a forced one has no others
+        samples = self._rows(op, static, rows)
+        for choices in itertools.product(*per_weight):
+            layouts = {w.fact: choice.layout for w, choice in zip(wanted, choices, strict=True)}
+            if self._holds(static.replace(layouts), samples):
+                return {w.weight: choice for w, choice in zip(wanted, choices, strict=True)}
+        return first  # nothing satisfies the rules: the call itself will say so, with the whole diagnosis
+
+    def _holds(self, facts: Facts, samples: tuple[int, ...]) -> bool:
+        for m in samples:
+            call = facts if "shape.M" in facts else facts.replace({"shape.M": m})
+            try:
+                decision = resolve(call, self.catalog, self.policy, self.environment)
+            except NoKernelError:
+                return False
+            if not holds(decision, self.policy):
+                return False
+        return True
