@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def test_a_table_for_people(tmp_path, catalog):
         "vision",
         "total",
     ]
-    assert "measured ceilings" in out
+    assert "ceilings" in out
     assert "memory: parameters" in out
 
 
@@ -75,7 +76,9 @@ def test_more_than_the_model_takes_is_refused(tmp_path, catalog):
     assert "3 cameras and 200 prompt tokens; this model takes 2 and 12" in err
 
 
-@pytest.mark.parametrize("arguments", [["pi05"], ["pi05", "--random-weights", "--runs", "0"], ["gpt", "--random-weights"]])
+@pytest.mark.parametrize(
+    "arguments", [["pi05"], ["pi05", "--random-weights", "--runs", "0"], ["gpt", "--random-weights"]]
+)
 def test_a_wrong_command_line_is_a_usage_error(arguments, catalog):
     assert run(*arguments, catalog=catalog)[0] == 2
 
@@ -95,8 +98,7 @@ def test_the_worst_sample_counts_not_the_mean():
 
 def test_a_time_box_interrupts():
     with pytest.raises(TimeBoxError, match="--compile-seconds"), _time_box(0.05):
-        while True:
-            pass
+        time.sleep(30)
     with _time_box(30):
         pass
 

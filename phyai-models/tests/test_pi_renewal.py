@@ -148,9 +148,12 @@ def test_running_out_of_memory_lets_go_of_what_was_allocated():
         held.append(big)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nmore")
 
-    with pytest.raises(
-        DeviceMemoryError, match=r"a graph needs 1\.00 GB .*; use less \(CUDA out of memory\. Tried"
-    ) as e, memory_errors(torch.device("cpu"), "a graph", 10**9, "use less", held.clear):
+    with (
+        pytest.raises(
+            DeviceMemoryError, match=r"a graph needs 1\.00 GB .*; use less \(CUDA out of memory\. Tried"
+        ) as e,
+        memory_errors(torch.device("cpu"), "a graph", 10**9, "use less", held.clear),
+    ):
         fail()
     assert held == []
     assert e.value.__cause__ is None
@@ -170,9 +173,13 @@ def test_a_kernel_that_fails_is_named_and_not_chosen_again(tmp_path, catalog):
 
         site.run = fail
         program = next(iter(running.model.runner._programs.values()))
-        with pytest.raises(
-            KernelFailure, match="torch.attention_paged.sdpa_flash failed at .*not permitted"
-        ) as failure, torch.no_grad(), failures_named(dispatcher):
+        with (
+            pytest.raises(
+                KernelFailure, match=r"torch\.attention_paged\.sdpa_flash failed at .*not permitted"
+            ) as failure,
+            torch.no_grad(),
+            failures_named(dispatcher),
+        ):
             program.compute()
         assert (failure.value.kernel, failure.value.site) == ("torch.attention_paged.sdpa_flash", site.name)
         assert site.run is fail

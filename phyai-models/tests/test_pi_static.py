@@ -24,7 +24,8 @@ def test_a_padded_batch_gets_the_answer_of_its_own_lengths(family, runtime, tmp_
     directory = random_checkpoint(tmp_path, family, cameras=3)
     batches = [
         random_batch(directory, batch=1, tokens=3), random_batch(directory, batch=1, tokens=5, seed=1),
-        random_batch(directory, batch=1, tokens=3, present=2, seed=2), random_batch(directory, batch=1, tokens=3, seed=3),
+        random_batch(directory, batch=1, tokens=3, present=2, seed=2),
+        random_batch(directory, batch=1, tokens=3, seed=3),
         random_batch(directory, batch=3, tokens=8, seed=4), random_batch(directory, batch=1, tokens=12, seed=5),
         random_batch(directory, batch=1, tokens=2, seed=6),
     ]  # fmt: skip
@@ -96,9 +97,12 @@ def test_without_new_graphs_all_buckets_are_recorded_at_the_start(tmp_path, cata
 
 def test_a_batch_over_the_limit_is_refused(tmp_path, catalog):
     directory = random_checkpoint(tmp_path, "pi05")
-    with engine(directory, catalog=catalog, runtime=attrs.evolve(STATIC, max_batch=2)) as running:
-        with pytest.raises(InputError, match=r"3 requests; this engine takes 2 .*max_batch"):
-            actions(running, random_batch(directory, batch=3))
+    batch = random_batch(directory, batch=3)
+    with (
+        engine(directory, catalog=catalog, runtime=attrs.evolve(STATIC, max_batch=2)) as running,
+        pytest.raises(InputError, match=r"3 requests; this engine takes 2 .*max_batch"),
+    ):
+        actions(running, batch)
 
 
 def test_graphs_need_a_gpu(tmp_path, catalog):

@@ -31,21 +31,18 @@ def _same(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _row(
-    id: str, when: Mapping[str, Any], prepare: str, *, doc: str, rank: int = 0, batch_invariant: bool = True,
-    specializes_on: tuple[str, ...] = (),
-) -> Kernel:  # fmt: skip
+    id: str, when: Mapping[str, Any], prepare: str, *, doc: str, rank: int = 0, batch_invariant: bool = True
+) -> Kernel:
     return Kernel(
         id=id, op=id.split(".")[1], when=match({**LIBRARY, **when}), prepare=f"phyai_backend_flashinfer.{prepare}",
         capture=Capture.AFTER_WARMUP, numerics=Numerics(reproducible=True, batch_invariant=batch_invariant),
-        band=Band.OPTIMIZED, rank=rank, specializes_on=specializes_on, doc=doc,
+        band=Band.OPTIMIZED, rank=rank, doc=doc,
     )  # fmt: skip
 
 
 def _attention(id: str, when: Mapping[str, Any], prepare: str, *, doc: str, rank: int = 0) -> Kernel:
     # lengths decide how the work is split, so a row's bits depend on the batch
-    # a wrapper's index buffers are made for a whole cache
-    sizes = ("shape.pages", "shape.page_size") if ".attention_paged." in id else ()
-    return _row(id, when, prepare, doc=doc, rank=rank, batch_invariant=False, specializes_on=sizes)
+    return _row(id, when, prepare, doc=doc, rank=rank, batch_invariant=False)
 
 
 _PAGED: Mapping[str, Any] = _same(("q", "k_cache", "v_cache", "o"))

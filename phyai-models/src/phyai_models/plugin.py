@@ -32,7 +32,9 @@ def phyai_models() -> Iterable[ModelPlugin]:
 def phyai_commands() -> Iterable[Command]:
     """The demonstration, and what works on any checkpoint."""
     return [
-        Command("bench", "time a model, stage by stage, beside its floor and plain PyTorch", "phyai_models.bench.command"),
+        Command(
+            "bench", "time a model, stage by stage, beside its floor and plain PyTorch", "phyai_models.bench.command"
+        ),
         Command("demo", "run a small π0.5 on photographs under two policies", "phyai_models.demo.command"),
         Command(
             "dequantize", "write a checkpoint's linear weights as float32", "phyai_models.quantized.dequantize_command"

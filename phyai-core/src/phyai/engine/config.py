@@ -68,9 +68,9 @@ class RuntimeConfig:
 
     ``prompt_buckets``: prompts are padded up to the next of these numbers of tokens, which never changes an answer;
     a model adds its longest prompt. Without any, every prompt length has a graph of its own, in which kernels that
-    fix lengths when they plan may run. ``max_batch`` is the largest batch. ``max_graphs`` are kept, the least
-    recently used one goes first. ``new_graphs``: whether a request that no captured graph fits may have one captured;
-    where it may not, it is refused.
+    fix lengths when they plan may run. ``max_batch`` is the largest batch, for which keys and values have
+    memory. ``max_graphs`` are kept, the least recently used one goes first. ``new_graphs``: whether a request that no
+    captured graph fits may have one captured; where it may not, it is refused.
 
     >>> RuntimeConfig(prompt_buckets=[16, 48]).prompt_buckets
     (16, 48)
@@ -78,7 +78,7 @@ class RuntimeConfig:
 
     execution: str = attrs.field(default="auto", validator=_one_of_executions)
     prompt_buckets: tuple[int, ...] = attrs.field(default=(16, 48, 112, 200), converter=tuple, validator=_buckets)
-    max_batch: int = attrs.field(default=32, validator=_at_least_one)
+    max_batch: int = attrs.field(default=8, validator=_at_least_one)
     max_graphs: int = attrs.field(default=16, validator=_at_least_one)
     new_graphs: bool = True
 

@@ -64,8 +64,10 @@ def make_baseline(plain: PlainPi, inputs: Inputs, steps: int, *, compile_seconds
         plain.image = torch.compile(plain.image, dynamic=False)  # type: ignore[method-assign]
         plain.tower = torch.compile(plain.tower, dynamic=False)  # type: ignore[method-assign]
 
+    given = {f.name: getattr(buffers, f.name) for f in attrs.fields(Inputs)}
+
     def run() -> None:
-        actions.copy_(plain(*(getattr(buffers, f.name) for f in attrs.fields(Inputs)), embedded))
+        actions.copy_(plain(**given, time=embedded))
 
     with _time_box(compile_seconds):
         if device.type != "cuda":

@@ -90,8 +90,8 @@ def _count(text: str) -> int:
 def _show(record: dict[str, Any], context: Context) -> None:
     case, ceilings = record["case"], record["ceilings"]
     context.say(
-        f"{record['model']} on {record['device']}, torch {record['torch']}, {case['dtype']}, {case['weights']} weights: "
-        f"{record['shape']}; measured ceilings {ceilings['tflops']:.1f} TFLOP/s, {ceilings['tb_per_s']:.2f} TB/s\n"
+        f"{record['model']} on {record['device']}, torch {record['torch']}, {case['dtype']}, {case['weights']} weights\n"
+        f"{record['shape']}; ceilings {ceilings['tflops']:.1f} TFLOP/s, {ceilings['tb_per_s']:.2f} TB/s\n"
     )
     rows = [
         (name, *(f"{stage[key]:.2f}" for key in ("p50", "p90", "p99", "floor")), f"{stage['share_of_floor']:.0%}",
@@ -100,7 +100,10 @@ def _show(record: dict[str, Any], context: Context) -> None:
     ]  # fmt: skip
     columns = ("stage", "p50 ms", "p90", "p99", "floor ms", "floor/p50", "kernels", "in kernels ms")
     context.table(columns, rows, title="on the device")
-    ends = [(name.replace("_", " "), *(f"{t[key]:.2f}" for key in ("p50", "p90", "p99"))) for name, t in record["end_to_end"].items()]  # fmt: skip
+    ends = [
+        (name.replace("_", " "), *(f"{timing[key]:.2f}" for key in ("p50", "p90", "p99")))
+        for name, timing in record["end_to_end"].items()
+    ]
     context.table(("from … to", "p50 ms", "p90", "p99"), ends, title="what a caller waits for")
     memory = record["memory"]
     sizes = ", ".join(f"{name} {memory[name] / 1e6:.0f} MB" for name in ("parameters", "cache", "buffers", "graphs"))

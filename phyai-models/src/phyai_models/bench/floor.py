@@ -90,7 +90,7 @@ def vision(case: Case) -> Work:
 
 
 def prefix(case: Case, *, skip_last_layer: bool = True) -> Work:
-    """The language model over all prefix tokens; of its last layer only keys and values, where that is all that is used."""
+    """The language model over all prefix tokens; of its last layer keys and values alone, with ``skip_last_layer``."""
     config, tokens = case.config.language_model, case.prefix_tokens
     layer = layer_parameters(config)
     attention = 4 * tokens**2 * config.num_heads * config.head_dim

@@ -25,6 +25,7 @@ from phyai_models.pi.requests import DeviceBatch
 from phyai_models.pi.runner import Runner
 from phyai_models.runner import Recording, record
 
+DEFAULT_BUCKETS = RuntimeConfig().prompt_buckets
 BASELINES = ("torch", "sdpa", "compile")
 
 
@@ -58,10 +59,9 @@ def measure(options: Options, *, policy: Any = None, catalog: Any = None, say: C
         InputError: more cameras or prompt tokens than the model takes.
     """
     gpu = options.device != "cpu" and torch.cuda.is_available()
-    runtime = RuntimeConfig(
-        execution="graph" if gpu else "static", max_batch=max(options.batch, 1),
-        **({"prompt_buckets": ()} if options.exact else {}),
-    )  # fmt: skip
+    execution = "graph" if gpu else "static"
+    buckets: tuple[int, ...] = () if options.exact else DEFAULT_BUCKETS
+    runtime = RuntimeConfig(execution, buckets, max_batch=options.batch)  # type: ignore[arg-type]  # attrs' converter
     target = options.device if options.device != "auto" else ("cuda" if gpu else "cpu")
     config = EngineConfig(DeviceConfig(target, options.dtype), runtime=runtime)
     plugin_args = arguments(options)
@@ -107,6 +107,8 @@ class _Bench:
                     self.model.precision.towers.itemsize)  # fmt: skip
         work = stages(case, skip_last_layer=self.model.savings.skip_last_layer)
         floors = floor_seconds(work, ceilings)
+        flops = {name: part.flops for name, part in work.items()}
+        flops["total"] = sum(flops.values())
         recordings = self.stage_recordings(program)
         timings = {n: self.device_time(r.replay) for n, r in {**recordings, "total": _recorded(program)}.items()}
         result: dict[str, Any] = {
@@ -122,7 +124,7 @@ class _Bench:
                 name: {
                     **attrs.asdict(timing), "floor": floors[name] * 1e3,
                     "share_of_floor": floors[name] * 1e3 / timing.p50,
-                    "gflop": (sum((w.flops for w in work.values()), 0.0) if name == "total" else work[name].flops) / 1e9,
+                    "gflop": flops[name] / 1e9,
                 }
                 for name, timing in timings.items()
             },
@@ -183,7 +185,9 @@ class _Bench:
         found: dict[str, Any] = {}
         for name in self.options.baselines:
             self.say(f"baseline: {name}")
-            plain = plain_model(self.model, source_of(self.args), self.model.precision.towers, sdpa=name != "torch")
+            plain = plain_model(
+                self.model, source_of(self.args, self.engine.host), self.model.precision.towers, sdpa=name != "torch"
+            )
             seconds = self.options.compile_seconds if name == "compile" else None
             try:
                 baseline = make_baseline(plain, inputs, self.steps, compile_seconds=seconds)

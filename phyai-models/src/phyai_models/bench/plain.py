@@ -70,16 +70,15 @@ class PlainPi:
         for i in range(vision.num_hidden_layers):
             p = f"{VISION}.encoder.layers.{i}"
             n = self.layer_norm(f"{p}.layer_norm1", x)
-            q, k, v = (
-                self.linear(f"{p}.self_attn.{s}_proj", n).unflatten(-1, (vision.num_attention_heads, -1)).transpose(1, 2)
-                for s in "qkv"
-            )
+            q, k, v = (_heads(self.linear(f"{p}.self_attn.{s}_proj", n), vision.num_attention_heads) for s in "qkv")
             x = x + self.linear(f"{p}.self_attn.out_proj", self.attend(q, k, v))
             n = self.layer_norm(f"{p}.layer_norm2", x)
             x = x + self.linear(f"{p}.mlp.fc2", F.gelu(self.linear(f"{p}.mlp.fc1", n), approximate="tanh"))
         return self.linear(PROJECTOR, self.layer_norm(f"{VISION}.post_layernorm", x))
 
-    def norm(self, name: str, x: torch.Tensor, condition: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def norm(
+        self, name: str, x: torch.Tensor, condition: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The normalized x, and the gate of the branch where there is a condition."""
         wide = x.to(self.wide)
         n = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.expert.rms_norm_eps)
@@ -106,10 +105,7 @@ class PlainPi:
         for i in range(sizes.depth):
             layer = f"{p}.layers.{i}"
             n, gate = self.norm(f"{layer}.input_layernorm", x, condition)
-            q, k, v = (
-                self.linear(f"{layer}.self_attn.{s}_proj", n).unflatten(-1, (-1, sizes.head_dim)).transpose(1, 2)
-                for s in "qkv"
-            )
+            q, k, v = (_heads(self.linear(f"{layer}.self_attn.{s}_proj", n), -1, sizes.head_dim) for s in "qkv")
             q, k = self.rope(q, positions), self.rope(k, positions)
             kept.append((k, v))
             if past is not None:
@@ -156,10 +152,13 @@ class PlainPi:
         """
         batch = tokens.shape[0]
         kept: dict[str, torch.Tensor] = {} if stages is None else stages
-        embeds = self.image(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+        embeds = self.image(images.flatten(0, 1))
+        embeds = embeds.view(*images.shape[:2], *embeds.shape[1:])
         for c, each in enumerate(embeds.unbind(1) if stages is not None else ()):
             kept[f"vision.cam{c}"] = each
-        table = self.w.get(f"{LANGUAGE}.embed_tokens.weight", self.w.get("paligemma_with_expert.paligemma.lm_head.weight"))
+        table = self.w.get(
+            f"{LANGUAGE}.embed_tokens.weight", self.w.get("paligemma_with_expert.paligemma.lm_head.weight")
+        )
         assert table is not None
         words = table[tokens] * math.sqrt(table.shape[1])
         prefix = torch.cat([embeds.flatten(1, 2), words], 1)
@@ -181,6 +180,11 @@ class PlainPi:
                 kept |= {f"step{step:02d}.x": x, f"step{step:02d}.v": v}
             x = x - v / steps
         return x
+
+
+def _heads(x: torch.Tensor, heads: int, head_dim: int = -1) -> torch.Tensor:
+    """``[B, S, heads * head_dim]`` to ``[B, heads, S, head_dim]``."""
+    return x.view(*x.shape[:-1], heads, head_dim).transpose(1, 2)
 
 
 def _gated(residual: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:

@@ -74,6 +74,7 @@ def draw(stages: Mapping[str, Sequence[Span]], path: Path, title: str) -> None:
 
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
+        from matplotlib.patches import Patch
     except ImportError as error:
         raise InputError("a timeline needs matplotlib: pip install 'phyai-models[demo]'") from error
     figure, lanes = plt.subplots(len(stages), 1, figsize=(14, 1.7 * len(stages) + 0.8), squeeze=False)
@@ -81,7 +82,7 @@ def draw(stages: Mapping[str, Sequence[Span]], path: Path, title: str) -> None:
     colours = {kind: f"C{i}" for i, kind in enumerate(kinds)}
     for axis, (name, spans) in zip(lanes[:, 0], stages.items(), strict=True):
         _lane(axis, name, spans, colours)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()]
+    handles = [Patch(color=colour) for colour in colours.values()]
     figure.legend(handles, colours, loc="upper right", ncols=len(colours), fontsize=8, frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     figure.tight_layout(rect=(0, 0, 1, 0.96))

@@ -75,9 +75,8 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """A large matrix product and a large read on this device, now: the best of several."""
     gpu = device.type == "cuda"
     size, count = (8192, 1 << 31) if gpu else (512, 1 << 24)
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    product = time_device(lambda: a @ b, device, warmup=5 if gpu else 1, runs=10 if gpu else 3)
-    del a, b
+    factors = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(2)]
+    product = time_device(lambda: torch.mm(*factors), device, warmup=5 if gpu else 1, runs=10 if gpu else 3)
     block = torch.ones(count // 4, device=device, dtype=torch.float32)
     read = time_device(lambda: torch.sum(block), device, warmup=2, runs=5)
     return Ceilings(flops=2 * size**3 / (product.least / 1e3), bandwidth=count / (read.least / 1e3))

@@ -74,7 +74,9 @@ class KeysToCache(Layer):
                 weights={"weight": weights[0].weight, "cos_sin": self.cos_sin},
                 attrs={"heads": self.heads, **heads, "style": "neox"},
                 facts=weights[0].facts_of("qkv"),
+                layouts=weights[0].layouts(),
                 dtypes={"x": dtype, "positions": torch.int64, **cache},
+                dims=self.scope.cache,
             )
             return
         self.matmul = Matmul(self.qkv.scope, weights)
@@ -85,7 +87,9 @@ class KeysToCache(Layer):
             dtypes={"q": dtype, "k": dtype, "positions": torch.int64, "cos_sin": self.cos_sin.dtype},
             dims={"heads": self.heads or self.kv_heads, **heads},
         )
-        self.kv_write = self.scope.bind("kv_write", dtypes={"k": dtype, "v": dtype, **cache}, dims=heads)
+        self.kv_write = self.scope.bind(
+            "kv_write", dtypes={"k": dtype, "v": dtype, **cache}, dims={**heads, **self.scope.cache}
+        )
 
     def __call__(self, x: torch.Tensor, tokens: Tokens, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """The queries ``[T, heads, head_dim]`` of ``x [T, width]``; writes ``tokens.slots`` of the caches."""
@@ -117,7 +121,9 @@ class PagedAttention(Layer):
         super().load(source)
         dtypes = dict.fromkeys(("q", "k_cache", "v_cache"), self.scope.dtype)
         attrs = {"single_page": True, "fixed_lengths": self.scope.fixed_lengths}
-        self.attention = self.scope.bind("attention_paged", attrs=attrs, dtypes=dtypes, dims=self.dims)
+        self.attention = self.scope.bind(
+            "attention_paged", attrs=attrs, dtypes=dtypes, dims={**self.dims, **self.scope.cache}
+        )
 
     def __call__(self, x: torch.Tensor, tokens: Tokens, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """``x [T, width]`` to ``[T, width]``; writes ``tokens.slots`` of the layer's ``keys`` and ``values``."""

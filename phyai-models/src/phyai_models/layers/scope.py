@@ -22,7 +22,8 @@ class Scope:
     names in the checkpoint. ``dtype`` is that of its activations and matrices, ``norm_dtype`` that of the
     parameters of normalizations. ``facts`` hold for every call site of the model. ``quantization`` says which
     matrices are quantized when they are loaded. ``capture``: call sites will run inside CUDA graphs;
-    ``fixed_lengths``: each of those graphs serves one set of sequence lengths.
+    ``fixed_lengths``: each of those graphs serves one set of sequence lengths. ``cache`` has the dimensions ``pages``
+    and ``page_size`` of the cache of keys and values, which calls of a model always give whole.
     """
 
     dispatcher: Dispatcher
@@ -36,6 +37,7 @@ class Scope:
     quantization: QuantPlan = attrs.field(factory=QuantPlan)
     capture: bool = False
     fixed_lengths: bool = False
+    cache: Mapping[str, int] = attrs.field(factory=dict)
 
     def at(self, name: str, source: str | None = None, **changes: Any) -> Scope:
         """The scope of the part called ``name``; ``source`` is its name in the checkpoint when that differs."""
@@ -53,6 +55,7 @@ class Scope:
         dims: Mapping[str, int] | None = None,
         present: tuple[str, ...] = (),
         facts: Mapping[str, FactValue] | None = None,
+        layouts: Mapping[str, str] | None = None,
     ) -> Site:
         """Bind a call site of ``op`` here; see :meth:`phyai.dispatch.Dispatcher.bind`."""
         return self.dispatcher.bind(
@@ -66,6 +69,7 @@ class Scope:
             present=present,
             facts={**self.facts, **(facts or {})},
             capture=self.capture,
+            layouts=layouts,
         )
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:

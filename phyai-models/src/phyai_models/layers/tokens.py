@@ -100,10 +100,6 @@ class KVCache:
         keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         return cls(keys.unbind(), values.unbind())
 
-    def first(self, pages: int) -> KVCache:
-        """The part of the cache that the first ``pages`` requests use."""
-        return KVCache(tuple(k[:pages] for k in self.keys), tuple(v[:pages] for v in self.values))
-
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (*self.keys, *self.values))

@@ -62,8 +62,8 @@ class HostedPi:
     def __init__(self, family: str, args: PiArgs, host: Host) -> None:
         device, runtime = torch.device(host.device), host.config.runtime
         execution = execution_on(device, runtime)
-        self.family, self.args = family, args
-        self.config, directory, source = _open(family, args)
+        self.family, self.args, self.host = family, args, host
+        self.config, directory, source = _open(family, args, host)
         model = load_model(
             source,
             self.config,
@@ -73,6 +73,7 @@ class HostedPi:
             savings=args.savings,
             capture=execution == "graph",
             fixed_lengths=execution != "eager" and not runtime.prompt_buckets,
+            max_batch=runtime.max_batch,
         )
         self.runner: Runner | None = Runner(model, self.config, runtime)
         self.processor = Processor(directory, self.config, truncate_prompt=args.truncate_prompt)
@@ -136,7 +137,7 @@ class HostedPi:
     @torch.no_grad()
     def _renew(self, request: NewWeights) -> None:
         model = self._running.model
-        source = _source(request.checkpoint_dir, self.args)
+        source = _source(request.checkpoint_dir, self.args, self.host)
         source.require(model.tensors())
         self._mixed = True
         model.refresh(source)
@@ -151,22 +152,22 @@ class HostedPi:
         return torch.randn(shape, generator=self._generator)
 
 
-def _open(family: str, args: PiArgs) -> tuple[PiConfig, Path, WeightSource]:
+def _open(family: str, args: PiArgs, host: Host) -> tuple[PiConfig, Path, WeightSource]:
     """The configuration, the directory of the processor files, and the weights."""
     given = args.checkpoint_dir
     if isinstance(given, RandomCheckpoint):
         config = given.config or PiConfig.standard(family)
-        return config, Path(f"{family} with random weights"), _source(given, args)
+        return config, Path(f"{family} with random weights"), _source(given, args, host)
     directory = Path(given)
-    return PiConfig.load(directory, family), directory, _source(directory, args)
+    return PiConfig.load(directory, family), directory, _source(directory, args, host)
 
 
-def source_of(args: PiArgs) -> WeightSource:
+def source_of(args: PiArgs, host: Host) -> WeightSource:
     """The weights that ``args`` name, to be read once more."""
-    return _source(args.checkpoint_dir, args)
+    return _source(args.checkpoint_dir, args, host)
 
 
-def _source(given: str | Path | RandomCheckpoint, args: PiArgs) -> WeightSource:
+def _source(given: str | Path | RandomCheckpoint, args: PiArgs, host: Host) -> WeightSource:
     if isinstance(given, RandomCheckpoint):
         return RandomSource(given.seed)
     checkpoint = Checkpoint.open(given)
@@ -179,4 +180,4 @@ def _source(given: str | Path | RandomCheckpoint, args: PiArgs) -> WeightSource:
         if args.progress is not None:
             args.progress(read, total)
 
-    return open_source(checkpoint, progress)
+    return open_source(checkpoint, progress, host.catalog.importers)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from phyai.dispatch import Dispatcher
-from phyai.quant import plan_from_policy
+from phyai.quant import QuantPlan, plan_from_policy
+from phyai.quant.importers import Importer
 
 from phyai_models.layers import Layer, Scope, Unused
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.model import PALIGEMMA, PiModel, Savings
 from phyai_models.pi.precision import Precision
 from phyai_models.runner import memory_errors, require_free
-from phyai_models.weights import Checkpoint, WeightSource
+from phyai_models.weights import Checkpoint, QuantizedLayers, WeightSource
 
 ADVICE = "choose a smaller params_dtype, quantize it by the policy, or free memory"
 
@@ -36,9 +37,23 @@ def model_class(family: str) -> type[PiModel]:
     return PI0
 
 
-def open_source(checkpoint: Checkpoint, progress: Callable[[int], None] | None = None) -> WeightSource:
-    """A checkpoint seen through the names of π models."""
-    return WeightSource(checkpoint, prefixes=("", "model."), stand_ins=STAND_INS, ignored=IGNORED, progress=progress)
+def open_source(
+    checkpoint: Checkpoint, progress: Callable[[int], None] | None = None, importers: Iterable[Importer] = ()
+) -> WeightSource:
+    """A checkpoint, quantized or not, seen through the names of π models. ``importers`` are tried before the core's.
+
+    Raises:
+        CheckpointError: its quantization is not supported.
+    """
+    quantized = QuantizedLayers.open(checkpoint.directory, importers)
+    return WeightSource(
+        checkpoint,
+        prefixes=("", "model."),
+        stand_ins=STAND_INS,
+        ignored=IGNORED,
+        quantized=quantized,
+        progress=progress,
+    )
 
 
 def load_model(
@@ -51,11 +66,13 @@ def load_model(
     savings: Savings | None = None,
     capture: bool = False,
     fixed_lengths: bool = False,
+    max_batch: int = 1,
 ) -> PiModel:
     """Build the model that ``config`` describes and load its weights, one layer at a time.
 
     The ``quantization`` section of the dispatcher's policy is applied to each layer as it is loaded. ``capture`` and
-    ``fixed_lengths`` say how it will run: see :class:`phyai_models.layers.Scope`.
+    ``fixed_lengths`` say how it will run: see :class:`phyai_models.layers.Scope`. ``max_batch`` requests are
+    served at a time.
 
     Raises:
         DeviceMemoryError: the weights do not fit the device's memory; nothing of them is left there.
@@ -75,10 +92,10 @@ def load_model(
         capture=capture,
         fixed_lengths=fixed_lengths,
     )
-    model = model_class(config.family)(scope, config, precision, savings or Savings())
+    model = model_class(config.family)(scope, config, precision, savings or Savings(), max_batch)
     source.require(model.tensors())
     what, needed = f"{config.family} in {str(precision.towers).removeprefix('torch.')}", bytes_of(model)
-    if not scope.quantization:
+    if scope.quantization == QuantPlan() and source.quantized is None:
         require_free(needed, model.device, what, ADVICE)
     with memory_errors(model.device, what, needed, ADVICE, dispatcher.release):
         model.load(source)

@@ -59,9 +59,13 @@ class PiModel(Layer):
 
     segments: tuple[int, ...]
 
-    def __init__(self, scope: Scope, config: PiConfig, precision: Precision, savings: Savings) -> None:
+    def __init__(
+        self, scope: Scope, config: PiConfig, precision: Precision, savings: Savings, max_batch: int = 1
+    ) -> None:
         self.config, self.precision, self.savings = config, precision, savings
         self.device, self.dispatcher = scope.device, scope.dispatcher
+        self.max_batch = max_batch
+        scope = scope.at("", cache={"pages": max_batch, "page_size": self.page_size})
         towers = scope.at("", dtype=precision.towers, norm_dtype=precision.norms)
         vision = scope.at("", dtype=precision.vision, norm_dtype=precision.vision, role="vision")
         language = towers.at("language_model", f"{PALIGEMMA}.language_model", role="prefix")
@@ -104,15 +108,18 @@ class PiModel(Layer):
         tensors = (t for site in self.dispatcher.sites for w in site.weights.values() for t in tensors_of(w))
         return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
-    def cache_bytes(self, batch: int) -> int:
-        """Bytes of the keys and values of ``batch`` requests."""
+    def recording_bytes(self, batch: int, cameras: int, prompt: int) -> int:
+        """About what a recording takes: the cache, and the intermediate results of the widest layer of the prefix."""
         language, item = self.config.language_model, self.precision.towers.itemsize
-        return 2 * language.depth * batch * self.page_size * language.num_kv_heads * language.head_dim * item
+        rows = batch * (cameras * self.config.vision.patches + prompt)
+        cache = 2 * language.depth * self.max_batch * self.page_size * language.num_kv_heads * language.head_dim
+        return (cache + rows * (3 * language.mlp_dim + 6 * language.width)) * item
 
-    def new_cache(self, batch: int) -> KVCache:
+    def new_cache(self) -> KVCache:
+        """A cache with a page for each of ``max_batch`` requests."""
         language = self.config.language_model
         return KVCache.empty(
-            language.depth, batch, self.page_size, language.num_kv_heads, language.head_dim,
+            language.depth, self.max_batch, self.page_size, language.num_kv_heads, language.head_dim,
             self.precision.towers, self.device,
         )  # fmt: skip
 

@@ -21,8 +21,7 @@ from phyai_models.runner import MemoryReport, Warmer, bucket_of, buckets_up_to, 
 class Runner:
     """Inference with one model, as its :class:`phyai.engine.RuntimeConfig` says.
 
-    Keeps one cache, as large as the largest batch so far, and the most recently used recordings. Its calls are made
-    one at a time.
+    Keeps one cache of keys and values, and the most recently used recordings. Its calls are made one at a time.
     """
 
     def __init__(self, model: PiModel, config: PiConfig, runtime: RuntimeConfig | None = None) -> None:
@@ -151,11 +150,11 @@ class Runner:
             _, oldest = self._programs.popitem(last=False)
             if oldest is self._last:
                 self._last = None
-        device = self.model.device
-        size = self.model.cache_bytes(shape.batch)
+        model = self.model
+        device, needed = model.device, model.recording_bytes(shape.batch, shape.cameras, shape.prompt)
         advice = "use fewer or smaller graphs (RuntimeConfig.max_graphs, prompt_buckets, max_batch)"
-        with memory_errors(device, f"a recording for {shape}", size, advice, self._drop_programs):
-            program = Program(self.model, shape, self.cache(shape.batch))
+        with memory_errors(device, f"a recording for {shape}", needed, advice, self._drop_programs):
+            program = Program(model, shape, self.cache)
 
             def prepare() -> None:
                 program.forget_plans()
@@ -177,7 +176,7 @@ class Runner:
         model, device = self.model, self.model.device
         layout = self.layout(inputs)
         prefix, suffix = layout.prefix.to(device), layout.suffix.to(device)
-        cache = self.cache(inputs.batch)
+        cache = self.cache
         patches = model.embed_images(inputs.images[layout.cameras.to(inputs.images.device)].to(device))
         text = model.embed_tokens(layout.token_ids.to(device))
         gather = layout.gather.to(device)
@@ -191,12 +190,12 @@ class Runner:
 
         return model.sample(inputs.noise.to(device), inputs.state.to(device), steps, suffix, cache, trace)
 
-    def cache(self, batch: int) -> KVCache:
-        """A cache for ``batch`` requests."""
-        if self._cache is None or self._cache.keys[0].shape[0] < batch:
-            self._cache = None  # the old one goes before the new one comes
-            self._cache = self.model.new_cache(batch)
-        return self._cache.first(batch)
+    @property
+    def cache(self) -> KVCache:
+        """The cache, made when it is first needed."""
+        if self._cache is None:
+            self._cache = self.model.new_cache()
+        return self._cache
 
     def _trace_prefix(
         self, inputs: Inputs, layout: Layout, patches: torch.Tensor, text: torch.Tensor, stages: dict[str, torch.Tensor]

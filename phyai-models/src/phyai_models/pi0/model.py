@@ -15,8 +15,10 @@ class PI0(PiModel):
     """The suffix has two segments: the state's token, which sees the prefix and itself, and the chunk's noisy
     actions, which see everything. (openpi, lerobot 0.6.1: ``PI0Pytorch``.)"""
 
-    def __init__(self, scope: Scope, config: PiConfig, precision: Precision, savings: Savings) -> None:
-        super().__init__(scope, config, precision, savings)
+    def __init__(
+        self, scope: Scope, config: PiConfig, precision: Precision, savings: Savings, max_batch: int = 1
+    ) -> None:
+        super().__init__(scope, config, precision, savings, max_batch)
         self.segments = (1, config.chunk_size)
         width = config.expert.width
         self.state_proj = Linear(self.heads.at("state_proj"), config.max_state_dim, width, bias=True)

@@ -14,8 +14,10 @@ from phyai_models.pi.precision import Precision
 class PI05(PiModel):
     """The suffix is one segment, the chunk's noisy actions. (openpi, lerobot 0.6.1: ``PI05Pytorch``.)"""
 
-    def __init__(self, scope: Scope, config: PiConfig, precision: Precision, savings: Savings) -> None:
-        super().__init__(scope, config, precision, savings)
+    def __init__(
+        self, scope: Scope, config: PiConfig, precision: Precision, savings: Savings, max_batch: int = 1
+    ) -> None:
+        super().__init__(scope, config, precision, savings, max_batch)
         self.segments = (config.chunk_size,)
         width = config.expert.width
         self.time_mlp_in = Linear(self.heads.at("time_mlp_in"), width, width, bias=True)

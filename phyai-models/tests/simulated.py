@@ -1,0 +1,55 @@
+"""What π0.5 at real size would be given on a machine that is not here: every call site's decision, nothing prepared."""
+
+import torch
+from phyai.dispatch import Dispatcher
+from phyai.environment import Environment
+from phyai.resolver import resolve
+from phyai_models.layers import Scope
+from phyai_models.pi.config import PiConfig
+from phyai_models.pi.loading import model_class
+from phyai_models.pi.model import Savings
+from phyai_models.pi.precision import Precision
+from phyai_models.weights import WeightSource
+
+
+class Nothing(WeightSource):
+    """Weights that have shapes only."""
+
+    def __init__(self):
+        self.not_finite = []
+
+    def take(self, name, out):
+        pass
+
+
+def decisions(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=False, family="pi05", libraries=None):
+    """``{(role, op, dimension M or T): kernel id}`` of every call of an inference captured in a CUDA graph."""
+    config = PiConfig.standard(family)
+    environment = Environment.simulated(device, libraries=libraries or catalog.libraries)
+    dispatcher = Dispatcher(catalog, policy, environment)
+    scope = Scope(
+        dispatcher, torch.device("meta"), family, "", torch.bfloat16, torch.bfloat16,
+        facts={"model.family": family}, capture=True, fixed_lengths=fixed_lengths,
+    )  # fmt: skip
+    model = model_class(family)(scope, config, Precision.of(config, "bf16"), Savings())
+    model.load(Nothing())
+    rows = {
+        "vision": batch * 3 * config.vision.patches,
+        "prefix": batch * (3 * config.vision.patches + prompt),
+        "expert": batch * sum(model.segments),
+        "head": batch * config.chunk_size,
+    }
+    found = {}
+    for site in dispatcher.sites:
+        role = site.static["role"]
+        m = rows[role]
+        dims = {"M": m, "T": m, "R": 1, "B": batch * 3, "Sq": 256, "Sk": 256, "P": m, "pages": batch}
+        dims |= {"page_size": model.page_size, "S": 224, "C": 3}
+        open_dims = {name[6:] for name in site.open_dims}
+        facts = site._reader.with_dims({name: size for name, size in dims.items() if name in open_dims})
+        decision = resolve(facts, catalog, policy, environment)
+        found.setdefault((role, site.op.name), set()).add(decision.kernel.id)
+        for name, part in decision.parts.items():
+            if decision.kernel.id.startswith("decomposed."):
+                found.setdefault((role, f"{site.op.name}.{name}"), set()).add(part.kernel.id)
+    return {key: sorted(ids) for key, ids in found.items()}
