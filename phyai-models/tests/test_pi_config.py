@@ -43,7 +43,6 @@ def test_what_a_minimal_configuration_leaves_out_has_lerobots_defaults(tmp_path)
         ({"input_features": {"x": 3}}, {}, "malformed"),
         ({"max_state_dim": 4}, {}, "exceed max_state_dim"),
         ({"normalization_mapping": {"STATE": "LOG"}}, {}, "'LOG'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, {}, "quantization_config"),
         ({}, {"family": "pi0"}, "arch.json of family pi0"),
         ({}, {"language_model": {"width": 64}}, "malformed"),
         (

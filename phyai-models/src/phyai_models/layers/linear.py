@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from phyai.errors import CheckpointError
 from phyai.facts import FactValue
 from phyai.quant import QuantScheme
-from phyai.quant.realize import fuse, quantize_weight
+from phyai.quant.realize import fuse
 from phyai.quant.weight import QuantizedWeight
 
 from phyai_models.layers.base import Layer
@@ -41,10 +42,14 @@ class Shard:
 
 @attrs.frozen(eq=False)
 class LinearWeights:
-    """What a matrix became: ``weight`` is a plain tensor or a :class:`phyai.quant.weight.QuantizedWeight`."""
+    """What a matrix became: ``weight`` is a plain tensor or a :class:`phyai.quant.weight.QuantizedWeight`.
+
+    ``layout`` is the one that a quantization rule forces on it.
+    """
 
     weight: Any
     bias: torch.Tensor | None = None
+    layout: str | None = None
 
     @property
     def bound(self) -> dict[str, Any]:
@@ -55,6 +60,10 @@ class LinearWeights:
     def facts(self) -> Mapping[str, FactValue]:
         """The ``quant.*`` facts of its form; none for a plain tensor."""
         return self.weight.facts() if isinstance(self.weight, QuantizedWeight) else {}
+
+    def layouts(self, weight: str = "weight") -> dict[str, str]:
+        """The layout that is forced on it, when it is bound as the weight of that name."""
+        return {} if self.layout is None else {weight: self.layout}
 
     def facts_of(self, part: str) -> dict[str, FactValue]:
         """The facts as those of one part of a composite op."""
@@ -76,26 +85,46 @@ class LinearParameters:
 
     def tensors(self) -> Iterator[TensorSpec]:
         for shard in self.shards:
-            yield TensorSpec(f"{shard.source}.weight", (shard.rows, self.in_features))
+            yield TensorSpec(f"{shard.source}.weight", (shard.rows, self.in_features), matrix=True)
             if self.bias:
                 yield TensorSpec(f"{shard.source}.bias", (shard.rows,))
 
     def load(self, source: WeightSource) -> tuple[LinearWeights, ...]:
-        """Read the matrix: one :class:`LinearWeights`, or consecutive ones that together give its rows."""
+        """Read the matrix: one :class:`LinearWeights`, or consecutive ones that together give its rows.
+
+        A shard that the checkpoint stores quantized is taken as it is; of the others the scope's plan says which are
+        quantized now.
+
+        Raises:
+            CheckpointError: the plan wants a shard in another form than the checkpoint stores it.
+        """
         bias = self._stacked(source, "bias") if self.bias else None
-        schemes = [self.scope.quantization.scheme(shard.path) for shard in self.shards]
-        if not any(schemes):
+        forms = [self._form(source, shard) for shard in self.shards]
+        if not any(form.quantized for form in forms):
             return (LinearWeights(self._stacked(source, "weight", self.in_features), bias),)
-        quantized = {s.path: self._quantized(source, s, scheme) for s, scheme in zip(self.shards, schemes, strict=True)}
-        parts = fuse(quantized)
-        for note in dict.fromkeys(note for part in parts for note in part.notes):
-            _log.info("%s", note)
-        weights, row = [], 0
-        for part in parts:
-            rows = part.weight.shape[0]
-            weights.append(LinearWeights(part.weight, None if bias is None else bias[row : row + rows]))
-            row += rows
+        weights: list[LinearWeights] = []
+        row = 0
+        for layout, group in itertools.groupby(zip(self.shards, forms, strict=True), key=lambda pair: pair[1].layout):
+            parts = fuse({shard.path: self._read(source, shard, form) for shard, form in group})
+            for note in dict.fromkeys(note for part in parts for note in part.notes):
+                _log.info("%s", note)
+            for part in parts:
+                rows = part.weight.shape[0]
+                weights.append(LinearWeights(part.weight, None if bias is None else bias[row : row + rows], layout))
+                row += rows
         return tuple(weights)
+
+    def _form(self, source: WeightSource, shard: Shard) -> _Form:
+        rule = self.scope.quantization.rule(shard.path)
+        scheme = self.scope.quantization.default if rule is None else rule.scheme
+        stored = source.stored_quantized(shard.source)
+        if stored is not None and scheme not in (None, stored.scheme):
+            was, wanted = (s.name if s is not None else "unknown" for s in (stored.scheme, scheme))
+            raise CheckpointError(
+                f"{shard.path} is stored as {was} but the policy asks for {wanted}; "
+                "only weights in ordinary precision can be quantized at load"
+            )
+        return _Form(scheme, rule.layout if rule is not None and scheme is not None else None, stored is not None)
 
     def _stacked(self, source: WeightSource, name: str, *columns: int) -> torch.Tensor:
         """The shards' tensors called ``name``, one below the other, each read straight into its place."""
@@ -106,14 +135,29 @@ class LinearParameters:
             row += shard.rows
         return stacked
 
-    def _quantized(self, source: WeightSource, shard: Shard, scheme: QuantScheme | None) -> Any:
-        dtype = self.scope.dtype if scheme is None else torch.float32
-        weight = self.scope.empty(shard.rows, self.in_features, dtype=dtype)
-        source.take(f"{shard.source}.weight", weight)
-        if scheme is None:
+    def _read(self, source: WeightSource, shard: Shard, form: _Form) -> Any:
+        name, shape = f"{shard.source}.weight", (shard.rows, self.in_features)
+        if form.stored:
+            return source.take_quantized(shard.source, self.scope.device)
+        if form.scheme is None:
+            weight = self.scope.empty(*shape)
+            source.take(name, weight)
             return weight
-        source.check_finite()  # no code stands for NaN
-        return quantize_weight(weight, scheme, method=self.scope.quantization.method or "rtn")
+        return source.quantize(name, shape, form.scheme, self.scope.quantization.method or "rtn", self.scope.device)
+
+
+@attrs.frozen
+class _Form:
+    """How a shard is to be read: already ``stored`` quantized, or by ``scheme``, or as it is; and the layout that a
+    rule forces."""
+
+    scheme: QuantScheme | None
+    layout: str | None
+    stored: bool
+
+    @property
+    def quantized(self) -> bool:
+        return self.stored or self.scheme is not None
 
 
 def same_form(old: Sequence[Mapping[str, FactValue]], new: Sequence[Mapping[str, FactValue]], where: str) -> None:
@@ -134,7 +178,10 @@ class Matmul:
 
     def __init__(self, scope: Scope, weights: Sequence[LinearWeights]) -> None:
         dtypes = {"x": scope.dtype, "y": scope.dtype}
-        self.sites = [scope.bind("gemm", weights=part.bound, facts=part.facts, dtypes=dtypes) for part in weights]
+        self.sites = [
+            scope.bind("gemm", weights=part.bound, facts=part.facts, dtypes=dtypes, layouts=part.layouts())
+            for part in weights
+        ]
         self.forms = [part.facts for part in weights]
 
     def refresh(self, weights: Sequence[LinearWeights]) -> None:

@@ -81,6 +81,7 @@ class GatedMLP(Layer):
                 attrs=self.attrs,
                 facts={**gate_up[0].facts_of("gate_up"), **down[0].facts_of("down")},
                 dtypes=dtypes,
+                layouts={**gate_up[0].layouts("gate_up"), **down[0].layouts("down")},
             )
             return
         self.gate_up_matmul = Matmul(self.gate_up.scope, gate_up)

@@ -178,8 +178,6 @@ def _build(raw: Mapping[str, Any], arch: Mapping[str, Any]) -> PiConfig:
         raise CheckpointError(f"dtype {raw['dtype']!r}; allowed are float32 and bfloat16")
     if raw.get("n_obs_steps", 1) != 1:
         raise CheckpointError(f"n_obs_steps {raw['n_obs_steps']}: models of more than one moment are not supported")
-    if raw.get("quantization_config") is not None:
-        raise CheckpointError("quantization_config: quantized π checkpoints of this form are not supported")
     steps = "QUANTILES" if family == "pi05" else "MEAN_STD"
     normalization = {"VISUAL": "IDENTITY", "STATE": steps, "ACTION": steps} | dict(
         raw.get("normalization_mapping") or {}

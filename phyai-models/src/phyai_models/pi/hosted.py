@@ -10,6 +10,7 @@ import attrs
 import torch
 from phyai.engine import Host
 from phyai.errors import InputError
+from phyai.quant.importers import Importer
 
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.inputs import Observation, from_lerobot
@@ -62,8 +63,8 @@ class HostedPi:
     def __init__(self, family: str, args: PiArgs, host: Host) -> None:
         device, runtime = torch.device(host.device), host.config.runtime
         execution = execution_on(device, runtime)
-        self.family, self.args, self.host = family, args, host
-        self.config, directory, source = _open(family, args, host)
+        self.family, self.args, self._importers = family, args, host.catalog.importers
+        self.config, directory, source = _open(family, args, self._importers)
         model = load_model(
             source,
             self.config,
@@ -137,7 +138,7 @@ class HostedPi:
     @torch.no_grad()
     def _renew(self, request: NewWeights) -> None:
         model = self._running.model
-        source = _source(request.checkpoint_dir, self.args, self.host)
+        source = _source(request.checkpoint_dir, self.args, self._importers)
         source.require(model.tensors())
         self._mixed = True
         model.refresh(source)
@@ -152,22 +153,22 @@ class HostedPi:
         return torch.randn(shape, generator=self._generator)
 
 
-def _open(family: str, args: PiArgs, host: Host) -> tuple[PiConfig, Path, WeightSource]:
+def _open(family: str, args: PiArgs, importers: Sequence[Importer]) -> tuple[PiConfig, Path, WeightSource]:
     """The configuration, the directory of the processor files, and the weights."""
     given = args.checkpoint_dir
     if isinstance(given, RandomCheckpoint):
         config = given.config or PiConfig.standard(family)
-        return config, Path(f"{family} with random weights"), _source(given, args, host)
+        return config, Path(f"{family} with random weights"), _source(given, args)
     directory = Path(given)
-    return PiConfig.load(directory, family), directory, _source(directory, args, host)
+    return PiConfig.load(directory, family), directory, _source(directory, args, importers)
 
 
-def source_of(args: PiArgs, host: Host) -> WeightSource:
+def source_of(args: PiArgs, importers: Sequence[Importer] = ()) -> WeightSource:
     """The weights that ``args`` name, to be read once more."""
     return _source(args.checkpoint_dir, args, host)
 
 
-def _source(given: str | Path | RandomCheckpoint, args: PiArgs, host: Host) -> WeightSource:
+def _source(given: str | Path | RandomCheckpoint, args: PiArgs, importers: Sequence[Importer] = ()) -> WeightSource:
     if isinstance(given, RandomCheckpoint):
         return RandomSource(given.seed)
     checkpoint = Checkpoint.open(given)
@@ -180,4 +181,4 @@ def _source(given: str | Path | RandomCheckpoint, args: PiArgs, host: Host) -> W
         if args.progress is not None:
             args.progress(read, total)
 
-    return open_source(checkpoint, progress, host.catalog.importers)
+    return open_source(checkpoint, progress, importers)

@@ -75,6 +75,15 @@ class Checkpoint:
         read_into(info, out)
         return out
 
+    def read_rows(self, name: str, begin: int, end: int) -> torch.Tensor:
+        """Rows ``begin`` to ``end - 1`` of the matrix called ``name``, on the CPU."""
+        info = self.tensors[name]
+        width = (info.end - info.begin) // max(info.shape[0], 1)
+        rows = attrs.evolve(info, begin=info.begin + begin * width, end=info.begin + end * width)
+        out = torch.empty((end - begin, *info.shape[1:]), dtype=info.dtype)
+        read_into(rows, out)
+        return out
+
 
 def inside(directory: Path, name: object, named_by: Path) -> Path:
     """``directory / name``, where ``name`` was read from the untrusted file ``named_by``.

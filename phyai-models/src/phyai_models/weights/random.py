@@ -6,6 +6,9 @@ import zlib
 from collections.abc import Callable, Iterable
 
 import torch
+from phyai.quant import QuantScheme
+from phyai.quant.realize import quantize_weight
+from phyai.quant.weight import QuantizedWeight
 
 from phyai_models.weights.source import TensorSpec, WeightSource
 
@@ -33,6 +36,17 @@ class RandomSource(WeightSource):
         out.copy_(drawn * _scale(name, tuple(out.shape)) + _offset(name))
         if self.progress is not None:
             self.progress(out.nbytes)
+
+    def stored_quantized(self, name: str) -> None:
+        """Nothing is stored."""
+
+    def quantize(
+        self, name: str, shape: tuple[int, int], scheme: QuantScheme, method: str, device: torch.device
+    ) -> QuantizedWeight:
+        """The matrix ``name``, drawn as a whole and then quantized."""
+        weight = torch.empty(shape, dtype=torch.float32, device=device)
+        self.take(name, weight)
+        return quantize_weight(weight, scheme, method=method)
 
     def check_finite(self) -> None:
         """They are."""

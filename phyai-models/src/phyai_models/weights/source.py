@@ -9,18 +9,29 @@ from collections.abc import Callable, Iterable, Mapping
 import attrs
 import torch
 from phyai.errors import CheckpointError
+from phyai.quant import QuantScheme
+from phyai.quant.realize.rtn import CHUNK, NotFinite, quantize_rows
+from phyai.quant.storage import KV_CACHE_SUFFIXES, StoredLayer
+from phyai.quant.weight import QuantizedWeight
 
 from phyai_models.weights.checkpoint import Checkpoint
+from phyai_models.weights.quantized import QuantizedLayers
 
+#: Elements that are quantized at a time, on devices that want more of them than a CPU's cache does.
+_CHUNKS = {"cuda": 1 << 23}
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @attrs.frozen
 class TensorSpec:
-    """A tensor that a model asks for: its name in the checkpoint (without optional prefix) and its shape."""
+    """A tensor that a model asks for: its name in the checkpoint (without optional prefix) and its shape.
+
+    A ``matrix`` is the weight of a linear layer, which a checkpoint may store quantized.
+    """
 
     name: str
     shape: tuple[int, ...]
+    matrix: bool = False
 
 
 class WeightSource:
@@ -28,8 +39,11 @@ class WeightSource:
 
     ``prefixes`` are what a file may put before every name; ``stand_ins`` maps a name to another whose tensor is
     taken where that name is not stored (tied embeddings); ``ignored`` are globs of tensors that the model has no
-    use for, each with the reason. ``progress`` is called with the bytes of each tensor that has been read.
+    use for, each with the reason. ``quantized`` are the layers that it stores quantized. ``progress`` is called with
+    the bytes of each tensor that has been read.
     """
+
+    quantized: QuantizedLayers | None = None
 
     def __init__(
         self,
@@ -38,9 +52,11 @@ class WeightSource:
         prefixes: tuple[str, ...] = ("",),
         stand_ins: Mapping[str, str] | None = None,
         ignored: Mapping[str, str] | None = None,
+        quantized: QuantizedLayers | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.checkpoint = checkpoint
+        self.quantized = quantized
         self.prefixes = prefixes
         self.stand_ins = dict(stand_ins or {})
         self.ignored = dict(ignored or {})
@@ -57,6 +73,11 @@ class WeightSource:
                 return found
         return []
 
+    def stored_quantized(self, name: str) -> StoredLayer | None:
+        """The linear layer of module ``name``, when the checkpoint stores it quantized."""
+        layers: Mapping[str, StoredLayer] = self.quantized.layers if self.quantized is not None else {}
+        return next((layers[p + name] for p in self.prefixes if p + name in layers), None)
+
     def require(self, specs: Iterable[TensorSpec]) -> None:
         """Check that the checkpoint holds exactly ``specs``, looking at its headers only.
 
@@ -67,6 +88,11 @@ class WeightSource:
         missing: list[str] = []
         used: set[str] = set()
         for spec in specs:
+            layer = self.stored_quantized(spec.name.removesuffix(".weight")) if spec.name.endswith(".weight") else None
+            if layer is not None:
+                used.update(n for n in self.checkpoint.tensors if n.rpartition(".")[0] == layer.name)
+                problems += _misfit(layer, spec)
+                continue
             found = self.stored(spec.name)
             used.update(found)
             if not found:
@@ -95,6 +121,43 @@ class WeightSource:
                 f"the weights in {self.checkpoint.directory} do not fit the model that its config.json describes "
                 f"({len(problems)} {'problem' if len(problems) == 1 else 'problems'}):\n  {listed}"
             )
+
+    def take_quantized(self, name: str, device: torch.device) -> QuantizedWeight:
+        """The weight of module ``name``, of which :meth:`stored_quantized` gives the layer, exactly as it is stored.
+
+        Raises:
+            CheckpointError: it cannot be loaded so.
+        """
+        layer = self.stored_quantized(name)
+        assert layer is not None and self.quantized is not None
+        weight = self.quantized.take(layer.name, device)
+        if self.progress is not None:
+            self.progress(self.quantized.nbytes(layer.name))
+        return weight
+
+    def quantize(
+        self, name: str, shape: tuple[int, int], scheme: QuantScheme, method: str, device: torch.device
+    ) -> QuantizedWeight:
+        """The matrix ``name``, quantized on ``device`` while it is read: some rows of it are held at a time.
+
+        Raises:
+            CheckpointError: it holds NaN or infinite values, or the scheme needs more than the weight.
+        """
+        stored = self.stored(name)[0]
+        info = self.checkpoint.tensors[stored]
+
+        def rows(begin: int, end: int) -> torch.Tensor:
+            return self.checkpoint.read_rows(stored, begin, end).to(device)
+
+        try:
+            weight = quantize_rows(rows, shape, scheme, method=method, chunk=_CHUNKS.get(device.type, CHUNK))
+        except NotFinite:
+            self.not_finite.append(stored)
+            self.check_finite()
+            raise
+        if self.progress is not None:
+            self.progress(info.end - info.begin)
+        return weight
 
     def take(self, name: str, out: torch.Tensor) -> None:
         """Write the tensor ``name`` into ``out``, converting dtype and device.
@@ -127,9 +190,22 @@ class WeightSource:
             )
 
     def _is_ignored(self, stored: str) -> bool:
+        if self.quantized is not None and stored.rpartition(".")[2] in KV_CACHE_SUFFIXES:
+            return True  # reported by `phyai inspect`; caches stay in the precision of the activations
         bare = [stored.removeprefix(p) for p in self.prefixes]
         globs = (*self.ignored, *self.stand_ins.values())
         return any(fnmatch.fnmatchcase(name, glob) for name in bare for glob in globs)
+
+
+def _misfit(layer: StoredLayer, spec: TensorSpec) -> list[str]:
+    """Why a layer that is stored quantized is not the one that a model asks for; nothing when it is."""
+    if layer.problem is not None:
+        return [layer.problem]
+    if not spec.matrix:
+        return [f"{layer.name} is stored quantized, and the model has no linear layer there"]
+    if layer.shape != spec.shape:
+        return [f"{layer.name} has a weight of shape {list(layer.shape or ())}; the model asks for {list(spec.shape)}"]
+    return []
 
 
 class _Nearest:

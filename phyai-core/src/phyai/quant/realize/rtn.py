@@ -26,6 +26,12 @@ from phyai.quant.weight import QuantizedWeight
 if TYPE_CHECKING:
     import torch
 
+
+
+class NotFinite(CheckpointError):
+    """A weight holds an infinity or a NaN."""
+
+
 #: The factors that ``rtn_mse`` tries on each group's range; 0.5 is the next power of two.
 SHRINK: tuple[float, ...] = (*(1.0 - 0.02 * i for i in range(1, 16)), 0.5)
 
@@ -49,8 +55,10 @@ def quantize_weight(weight: torch.Tensor, scheme: QuantScheme, *, method: str = 
     return quantize_rows(lambda begin, end: weight[begin:end], (n, k), scheme, method=method)
 
 
-def quantize_rows(read: Rows, shape: tuple[int, int], scheme: QuantScheme, *, method: str = "rtn") -> QuantizedWeight:
-    """:func:`quantize_weight` of a weight that is read some rows at a time.
+def quantize_rows(
+    read: Rows, shape: tuple[int, int], scheme: QuantScheme, *, method: str = "rtn", chunk: int = CHUNK
+) -> QuantizedWeight:
+    """:func:`quantize_weight` of a weight that is read some rows at a time, about ``chunk`` elements.
 
     Where one scale spans the whole tensor the rows are read more than once.
 
@@ -62,12 +70,12 @@ def quantize_rows(read: Rows, shape: tuple[int, int], scheme: QuantScheme, *, me
     quant = scheme.weight
     second, scales = None, None
     if quant.second_scale or quant.granularity == "tensor":
-        low, high = _whole(read, shape, quant)
+        low, high = _whole(read, shape, quant, chunk)
         second = second_scale(low.abs().maximum(high.abs()), quant)
     if quant.granularity == "tensor":
-        scales = _of_tensor(read, shape, quant, low, high, second, method)
+        scales = _of_tensor(read, shape, quant, low, high, second, method, chunk)
     codes = scale = zero = None
-    for begin, end, groups in _chunks(read, shape, quant):
+    for begin, end, groups in _chunks(read, shape, quant, chunk):
         rows = (end - begin, shape[1])
         found = scales or _of_groups(groups, quant, second, method)
         part = _codes(groups.ungrouped(_rounded(groups.values, found, quant), rows), quant)
@@ -143,23 +151,25 @@ def _tiled(w: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
     return blocks.transpose(1, 2).reshape(blocks.shape[0], blocks.shape[2], -1)
 
 
-def _chunks(read: Rows, shape: tuple[int, int], quant: TensorQuant) -> Iterator[tuple[int, int, _Groups]]:
+def _chunks(read: Rows, shape: tuple[int, int], quant: TensorQuant, chunk: int) -> Iterator[tuple[int, int, _Groups]]:
     """The weight, some rows at a time, in groups."""
     import torch
 
     n, k = shape
     step = 1 if quant.block_shape is None else quant.block_shape[0]
-    rows = max(min(CHUNK // max(k, 1), -(-n // _STEPS)) // step * step, step)
+    rows = max(min(chunk // max(k, 1), -(-n // _STEPS)) // step * step, step)
     for begin in range(0, n, rows):
         end = min(begin + rows, n)
         yield begin, end, _Groups.of(read(begin, end).to(torch.float32), quant)
 
 
-def _whole(read: Rows, shape: tuple[int, int], quant: TensorQuant) -> tuple[torch.Tensor, torch.Tensor]:
+def _whole(
+    read: Rows, shape: tuple[int, int], quant: TensorQuant, chunk: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The smallest and the largest value of the whole weight, zero included: ``[1, 1]`` each."""
     low: Any = None
     high: Any = None
-    for _, _, groups in _chunks(read, shape, quant):
+    for _, _, groups in _chunks(read, shape, quant, chunk):
         some_low, some_high = (bound.reshape(-1) for bound in groups.extremes())
         _require_finite(some_low, some_high)
         low = some_low.amin() if low is None else low.minimum(some_low.amin())
@@ -169,7 +179,7 @@ def _whole(read: Rows, shape: tuple[int, int], quant: TensorQuant) -> tuple[torc
 
 def _require_finite(low: torch.Tensor, high: torch.Tensor) -> None:
     if not bool((high - low).sum().isfinite()) and not (bool(low.isfinite().all()) and bool(high.isfinite().all())):
-        raise CheckpointError("the weight holds an infinity or a NaN, which no code stands for")
+        raise NotFinite("the weight holds an infinity or a NaN, which no code stands for")
 
 
 @attrs.frozen(eq=False)
@@ -204,6 +214,7 @@ def _of_tensor(
     high: torch.Tensor,
     second: torch.Tensor | None,
     method: str,
+    chunk: int,
 ) -> _Scales:
     """The scale of a whole tensor: as :func:`_of_groups`, with the errors summed over the rows as they are read."""
     factors = (1.0, *SHRINK) if method == "rtn_mse" else (1.0,)
@@ -212,7 +223,7 @@ def _of_tensor(
     if len(tried) == 1:
         return best
     errors: list[Any] = [0.0] * len(tried)
-    for _, _, groups in _chunks(read, shape, quant):
+    for _, _, groups in _chunks(read, shape, quant, chunk):
         errors = [e + _squared_error(groups, t, quant) for e, t in zip(errors, tried, strict=True)]
     least = errors[0]
     for other, error in zip(tried[1:], errors[1:], strict=True):
