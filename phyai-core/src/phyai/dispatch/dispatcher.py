@@ -13,6 +13,7 @@ from phyai.decision import Decision, RuleRef
 from phyai.dispatch.binding import signature as describe
 from phyai.dispatch.binding import static_facts
 from phyai.dispatch.capture import capturing
+from phyai.dispatch.chain import Chain
 from phyai.dispatch.guard import PrepareFacts
 from phyai.dispatch.layouts import Layouts, Lowering, plain_quantized
 from phyai.dispatch.lent import Lent
@@ -112,6 +113,7 @@ class Dispatcher:
         capture: bool = False,
         rows: tuple[int, int] | None = None,
         layouts: Mapping[str, str] | None = None,
+        chain: Chain | None = None,
     ) -> Site:
         """A call site of ``op``.
 
@@ -122,6 +124,8 @@ class Dispatcher:
 
         A quantized weight in the plain layout is packed into the layout that :mod:`phyai.dispatch.layouts` chooses for
         it over the numbers of rows (M) from ``rows[0]`` to ``rows[1]``, or into the one that ``layouts`` names for it.
+
+        ``chain`` is how the caller computes a chained op itself.
 
         Raises:
             CallError: something that the signature does not have or allow, with the signature.
@@ -148,7 +152,7 @@ class Dispatcher:
         with self._lock:
             chosen = self._layouts.choose(signature, static, plain_quantized(own), rows=rows, forced=layouts)
         lowering = Lowering(static, chosen, rows, dict(layouts or {}))
-        site = Site(self, signature, name, lowering.lowered(signature), lowering.packed(own), self.policy, lowering)
+        site = Site(self, signature, name, lowering.lowered(signature), lowering.packed(own), self.policy, lowering, chain)
         with self._lock:
             self._roots.append(site)
         return site
@@ -189,12 +193,14 @@ class Dispatcher:
         prepared = node.kernel.load()(guarded, site.weights, node.decision.params, lent)
         decision = node.decision
         if decision.facts != facts:  # entries of one cell share the outcome; each shows the call that it was made for
-            decision = resolve(facts, self.catalog, policy, self.environment, failed=node.failed)
+            parts = site.chained(policy)
+            decision = resolve(facts, self.catalog, policy, self.environment, failed=node.failed, parts=parts)
         return Entry(decision, node.kernel, prepared, tuple(lent.made), node.failed)
 
     def _node(self, site: Site, facts: Facts, policy: Policy, failed: Mapping[str, str]) -> Node:
         failed = {**self._excluded, **failed}
-        decision = resolve(facts, self.catalog, policy, self.environment, failed=failed)
+        parts = site.chained(policy)
+        decision = resolve(facts, self.catalog, policy, self.environment, failed=failed, parts=parts)
         for warning in decision.warnings:
             self._say_once(warning)
         self.catalog.observers.decision_made(decision)
@@ -306,7 +312,9 @@ class Dispatcher:
 
     def report(self) -> Report:
         """Every site with its decisions, and the user's rules that none of them matched."""
-        sites = tuple(SiteReport(s.name, s.op.name, s.dynamic, s.frozen, s.decisions, s.lowering.choices) for s in self.sites)
+        sites = tuple(
+            SiteReport(s.name, s.op.name, s.dynamic, s.frozen, s.decisions, s.lowering.choices) for s in self.sites
+        )
         matched = {ref for site in sites for decision in site.decisions for ref in _matched(decision)}
         rules = (rule.ref for rule in self.policy.rules if rule.layer >= Layer.USER)
         return Report(sites, tuple(ref for ref in rules if ref not in matched))

@@ -31,6 +31,11 @@ class Lent:
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
         return self._dispatcher.resources.shared(key, make)
 
+    def chain(self) -> Callable[..., Any]:
+        if self._site.chain is None:
+            raise RuntimeError(f"{self._site.name} was bound without a chain of layers")
+        return self._site.chain.run
+
     def site(self, part: str, op: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Site:
         """The call site of the part of that name, with the facts that follow from the composite's."""
         parent = self._site

@@ -85,7 +85,10 @@ def _redecide(dispatcher: Dispatcher, change: _Change, entry: Entry, policy: Pol
         change.incomplete = True
         return False
     try:
-        decision = resolve(facts, dispatcher.catalog, policy, dispatcher.environment, failed=entry.failed)
+        parts = site.chained(policy)
+        decision = resolve(
+            facts, dispatcher.catalog, policy, dispatcher.environment, failed=entry.failed, parts=parts
+        )
     except NoKernelError as error:
         if isinstance(error.decision, Decision) and _only_layout(error.decision, policy):
             reload.append(site.name)

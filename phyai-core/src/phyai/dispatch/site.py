@@ -20,9 +20,11 @@ from phyai.facts import Facts
 from phyai.kernel import Capture, Kernel
 from phyai.op import Op, bind_dims
 from phyai.policy import Policy
+from phyai.resolver.parts import Parts, chained_parts
 from phyai.quant.weight import QuantizedWeight
 
 if TYPE_CHECKING:
+    from phyai.dispatch.chain import Chain
     from phyai.dispatch.dispatcher import Dispatcher
 
 _WARMUP = "its kernel wants one eager call first"
@@ -45,6 +47,7 @@ class Site:
         weights: Mapping[str, Any],
         policy: Policy,
         lowering: Lowering | None = None,
+        chain: Chain | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self.op = op
@@ -53,6 +56,7 @@ class Site:
         self.open = open_facts(op, static)
         self.open_dims = self.open & {f"shape.{dim}" for dim in input_dims(op)}
         self.weights = weights
+        self.chain = chain
         #: How the layouts of its quantized weights were chosen.
         self.lowering = lowering or Lowering(static)
         self.memo = Memo(Cells(op, static, dispatcher.catalog, policy))
@@ -125,6 +129,10 @@ class Site:
                 entry.prepared.refresh(weights)
         # Calls that are decided later read these; tensors keep their memory, so that nothing is held twice.
         self.weights = {name: _renewed(old, weights[name]) for name, old in self.weights.items()}
+
+    def chained(self, policy: Policy) -> Parts | None:
+        """What ``policy`` says of the call sites of the chain that was bound, or None without one."""
+        return None if self.chain is None else chained_parts({s.name: s.static for s in self.chain.sites}, policy)
 
     def chosen(self, inputs: tuple[Any, ...]) -> Kernel:
         """The kernel that a call with these inputs runs."""

@@ -186,7 +186,7 @@ class _Bench:
         for name in self.options.baselines:
             self.say(f"baseline: {name}")
             plain = plain_model(
-                self.model, source_of(self.args, self.engine.host), self.model.precision.towers, sdpa=name != "torch"
+                self.model, source_of(self.args, self.engine.host.catalog.importers), self.model.precision.towers, sdpa=name != "torch"
             )
             seconds = self.options.compile_seconds if name == "compile" else None
             try:

@@ -165,7 +165,7 @@ def _open(family: str, args: PiArgs, importers: Sequence[Importer]) -> tuple[PiC
 
 def source_of(args: PiArgs, importers: Sequence[Importer] = ()) -> WeightSource:
     """The weights that ``args`` name, to be read once more."""
-    return _source(args.checkpoint_dir, args, host)
+    return _source(args.checkpoint_dir, args, importers)
 
 
 def _source(given: str | Path | RandomCheckpoint, args: PiArgs, importers: Sequence[Importer] = ()) -> WeightSource:

@@ -129,7 +129,8 @@ class WeightSource:
             CheckpointError: it cannot be loaded so.
         """
         layer = self.stored_quantized(name)
-        assert layer is not None and self.quantized is not None
+        assert layer is not None
+        assert self.quantized is not None
         weight = self.quantized.take(layer.name, device)
         if self.progress is not None:
             self.progress(self.quantized.nbytes(layer.name))

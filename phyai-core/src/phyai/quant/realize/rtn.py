@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import torch
 
 
-
 class NotFinite(CheckpointError):
     """A weight holds an infinity or a NaN."""
 
@@ -163,9 +162,7 @@ def _chunks(read: Rows, shape: tuple[int, int], quant: TensorQuant, chunk: int) 
         yield begin, end, _Groups.of(read(begin, end).to(torch.float32), quant)
 
 
-def _whole(
-    read: Rows, shape: tuple[int, int], quant: TensorQuant, chunk: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _whole(read: Rows, shape: tuple[int, int], quant: TensorQuant, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The smallest and the largest value of the whole weight, zero included: ``[1, 1]`` each."""
     low: Any = None
     high: Any = None
