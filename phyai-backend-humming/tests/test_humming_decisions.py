@@ -14,6 +14,7 @@ from phyai.explain import explain_call
 from phyai.plugins import discover
 from phyai.policy import default_policy, load_policy
 from phyai.quant import plan_from_policy
+from phyai.quant.lowering import lower
 from phyai.quant.scheme import QuantScheme, TensorQuant
 from phyai.resolver import resolve
 
@@ -90,6 +91,18 @@ def test_reproducible_numerics_choose_the_batch_invariant_row(
     file.write_text("schema: phyai.kernel/v1\ndefaults: {numerics: reproducible}\n")
     decision = resolve(facts(W4, 2560, 1024), catalog, load_policy(file, catalog=catalog).policy, h200)
     assert decision.kernel.id == "humming.gemm.w4a16_batch_invariant"
+
+
+def test_lowering_takes_this_layout_where_its_kernels_run_and_no_other(catalog: Catalog, h200: Environment) -> None:
+    site = facts(W4, 2560, 1024, m=None).replace({"quant.layout": None})
+    choice = lower(site, catalog=catalog, policy=default_policy(), environment=h200)
+    assert choice.layout == "humming"
+    assert choice.format is not None
+    ampere = Environment.simulated("a100", libraries={"torch": "2.11.0"})
+    on_ampere = site.replace(
+        {n: v for n, v in ampere.facts().items() if n.startswith("device.")} | {"lib.humming": None}
+    )
+    assert lower(on_ampere, catalog=catalog, policy=default_policy(), environment=ampere).layout == "plain"
 
 
 def test_there_is_a_preset_for_each_scheme_and_model() -> None:

@@ -184,3 +184,16 @@ def test_batch_invariant_kernels_do_not_split_the_sum() -> None:
 def test_mx_inputs_are_not_taken_for_plain_ones() -> None:
     scheme = QuantScheme(MXFP4, attrs.evolve(MXFP8, dynamic=True))
     assert accepting(scheme, 4096, 4096, 90, "bf16") == []
+
+
+@pytest.mark.parametrize("row", ["int4_a8_int8", "mxfp4_a8"])
+def test_the_conformance_kit_finds_calls_of_rows_with_quantized_inputs(row: str) -> None:
+    from phyai.environment import Environment
+    from phyai.plugins import discover
+    from phyai.testing.draw import canonical
+    from phyai.testing.subject import Subject, about
+
+    environment = Environment.simulated("h200", libraries={"humming": "0.1.20", "triton": "3.6.0", "torch": "2.11.0"})
+    case = canonical(Subject(ROWS[row], about(ROWS[row], discover()), environment))
+    assert case is not None
+    assert case.layout == "humming"

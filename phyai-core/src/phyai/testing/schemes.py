@@ -23,6 +23,8 @@ _INPUTS = (
     TensorQuant("int8", "tensor", dynamic=True),
     TensorQuant("fp8_e4m3", "tensor", dynamic=True),
 )  # fmt: skip
+#: Element types that checkpoints store with scales in 16 or 8 bits beside quantized inputs.
+_USUAL = ("int4", "int8", "fp8_e4m3", "fp4_e2m1")
 _GROUPS = (32, 64, 128, 16)
 _BLOCKS = ((128, 128), (1, 128))
 
@@ -55,6 +57,8 @@ def _schemes(groups: tuple[int, ...], blocks: tuple[tuple[int, int], ...]) -> It
         yield QuantScheme(weight, pre_scale=True)
         if weight.granularity == "group":
             yield QuantScheme(attrs.evolve(weight, g_idx=True))
+    usual = [weight for weight in weights if weight.scale_dtype != "fp32" and weight.dtype in _USUAL]
+    yield from (QuantScheme(weight, given) for given in _INPUTS for weight in usual)
 
 
 def _weights(groups: tuple[int, ...], blocks: tuple[tuple[int, int], ...]) -> Iterator[TensorQuant]:
