@@ -166,7 +166,15 @@ def test_what_is_not_known_of_a_simulated_device_is_not_compared(world, clock):
 def test_other_code_makes_it_stale(world, clock):
     (measured,) = tuned(world, clock).measured
     results = {id: attrs.evolve(result, source="0 0ld") for id, result in measured.results.items()}
-    assert stale([attrs.evolve(measured, results=results)], world) == "the code of a.activation has changed"
+    assert stale([attrs.evolve(measured, results=results)], world) == (
+        "the code of a.activation, or what it is given, has changed"
+    )
+
+
+def test_other_params_make_it_stale(world, clock):
+    measured = tuned(world, clock).measured
+    policy = Policy(rules=(Rule("p", match({"op": "activation"}), params={"tile": 64}),))
+    assert "what it is given, has changed" in stale(measured, world, policy=policy)
 
 
 def test_a_new_kernel_makes_it_stale(world, clock):

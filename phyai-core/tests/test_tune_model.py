@@ -169,6 +169,15 @@ def test_a_candidate_that_fails_inside_the_model_is_recorded_and_the_rest_put_ba
     model.step()
 
 
+def test_a_budget_that_ends_inside_the_model_leaves_the_call_out_and_puts_all_back(world, clock):
+    model = Model(world)
+    with recording(model.dispatcher) as seen:
+        model.step()
+    ids = ["b.activation", "a.activation"]
+    assert measure_live(model.dispatcher, seen.calls, ids, model.step, clock=clock, deadline=0.0) is None
+    assert model.chosen(0, 8) == "a.activation"
+
+
 def test_a_runner_that_captures_graphs_is_told_of_every_change(world, clock):
     model = Model(world)
     epochs = []
@@ -187,7 +196,7 @@ def test_a_runner_that_captures_graphs_is_told_of_every_change(world, clock):
 
 def test_what_was_timed_in_the_model_counts_before_what_was_timed_beside_it(world, clock, monkeypatch):
     monkeypatch.setattr("phyai.tune.model.LIVE_OPS", ("activation",))
-    monkeypatch.setattr("phyai.tune.model.measure_live", lambda d, calls, kernels, step: measured(kernels))
+    monkeypatch.setattr("phyai.tune.model.measure_live", lambda d, calls, kernels, step, deadline: measured(kernels))
 
     def measured(kernels):
         from phyai.tune import Result

@@ -55,6 +55,45 @@ def test_a_candidate_that_hangs_does_not_outlast_the_budget():
         assert again.results["good.activation"].samples
 
 
+def installed():
+    pytest.importorskip("phyai_backend_reference")
+    from phyai.environment import Environment
+    from phyai.plugins import discover
+
+    world = discover({})
+    return world, Environment.detect("cpu", libraries=world.libraries)
+
+
+def test_installed_backends_are_measured_end_to_end_in_another_process(tmp_path):
+    from phyai.policy import default_policy
+    from phyai.tune import Store, op_tasks
+
+    world, environment = installed()
+    tasks = [t for t in op_tasks("gemm", world) if t.sites[0] in ("pi05.head.action_out", "pi0.head.state")]
+    store = Store(tmp_path / "cpu.json")
+    with Isolated(world, environment, QUICK) as measurer:
+        outcome = tune(tasks, world, default_policy(), environment, measurer, store=store)
+    assert {"torch.gemm.bf16", "reference.gemm"} <= set.intersection(
+        *(set(c.choice.ranking) for c in outcome.layer.chosen)
+    )
+    assert len(store.read().measurements) == len(tasks) == 2
+
+
+def test_the_example_plug_in_is_tuned_end_to_end():
+    from phyai.policy import default_policy
+    from phyai.tune import op_tasks
+
+    world, environment = installed()
+    own = [k for k in world.kernels if k.backend == "example"]
+    if not own:
+        pytest.skip("the example plug-in (examples/phyai-backend-example) is not installed")
+    with Isolated(world, environment, QUICK) as measurer:
+        for op in sorted({k.op for k in own}):
+            outcome = tune(op_tasks(op, world), world, default_policy(), environment, measurer, seconds=30)
+            for chosen in outcome.layer.chosen:
+                assert {k.id for k in own if k.op == op} & set(chosen.measurement.results)
+
+
 def test_a_policy_reaches_the_worker_as_it_is():
     rules = (
         Rule("u", match({"op": "activation", "shape.M": "<=8"}), 3, prefer=("good.*",), numerics=NumericsDemand(True)),

@@ -45,6 +45,8 @@ class Untuned:
     tied: bool = False
     #: The kernels that a composite op's parts resolve to, by part.
     parts: Mapping[str, str] = attrs.field(factory=dict)
+    #: What the policy's rules give kernels as parameters, as text.
+    params: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -68,10 +70,15 @@ def untuned(facts: Facts, catalog: Catalog, policy: Policy, environment: Environ
     for accepted in decision.accepted:
         kernel = catalog.kernel(accepted.kernel)
         kernels.append(as_resolved(kernel, parts) if is_decomposition(kernel) else kernel)
-    numerics = policy.aspects(decision.facts).numerics
+    aspects = policy.aspects(decision.facts)
+    given = {kernel.id: aspects.params(kernel.id) for kernel in kernels}
+    params = {
+        id: " ".join(f"{n}={v}" for n, (v, _) in sorted(values.items())) for id, values in given.items() if values
+    }
+    numerics = aspects.numerics
     asked = numerics.numerics if numerics is not None else policy.defaults.numerics
     any_numerics = asked is not None and str(asked) == "any"
-    return Untuned(tuple(kernels), any_numerics, tied, {name: kernel.id for name, kernel in parts.items()})
+    return Untuned(tuple(kernels), any_numerics, tied, {name: kernel.id for name, kernel in parts.items()}, params)
 
 
 @attrs.frozen

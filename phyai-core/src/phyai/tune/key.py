@@ -69,7 +69,10 @@ class CallKey:
         parts = [self.op]
         if "role" in self.facts:
             parts.append(f"role={_shown(self.facts['role'])}")
-        parts += [f"{_short(name)}={low}..{high}" for name, (low, high) in self.bucket.items()]
+        parts += [
+            f"{_short(n)}={low}..{high}" if low < high else f"{_short(n)}={low}"
+            for n, (low, high) in self.bucket.items()
+        ]
         rest = [n for n in self.facts if n != "role"]
         order = sorted(rest, key=lambda name: (not name.startswith("shape."), not name.startswith("quant."), name))
         return " ".join([*parts, *(f"{_short(name)}={_shown(self.facts[name])}" for name in order)])
@@ -84,7 +87,7 @@ class CallKey:
             else:
                 found[name] = value
         if buckets:
-            found |= {name: f"{low}..{high}" for name, (low, high) in self.bucket.items()}
+            found |= {name: f"{low}..{high}" if low < high else low for name, (low, high) in self.bucket.items()}
         return found | ({"all_of": sets} if sets else {})
 
 

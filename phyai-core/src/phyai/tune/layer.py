@@ -135,8 +135,8 @@ def staleness(measurement: Measurement, candidates: Untuned, catalog: Catalog, e
         result = measurement.results.get(kernel.id)
         if result is None:
             return f"{kernel.id} may run the call and was not measured"
-        if result.source != source_of(kernel, catalog, candidates.parts):
-            return f"the code of {kernel.id} has changed"
+        if result.source != source_of(kernel, catalog, candidates.parts, candidates.params.get(kernel.id, "")):
+            return f"the code of {kernel.id}, or what it is given, has changed"
     return None
 
 
@@ -165,7 +165,7 @@ def rule_id(key: CallKey) -> str:
     """A name for the rule of a key: what people look for, then a hash of the rest.
 
     >>> rule_id(CallKey("gemm", {"role": "expert", "shape.K": 64, "shape.N": 32}, {"shape.M": (33, 64)}))
-    'gemm/expert/M33-64.K64.N32/e8ef71'
+    'gemm/expert/M33-64.K64.N32/d075ea'
     """
     sizes = [
         f"{name[6:]}{low}-{high}" if high > low else f"{name[6:]}{low}" for name, (low, high) in key.bucket.items()

@@ -9,6 +9,7 @@ process of their own.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -42,8 +43,10 @@ def measure_live(
     *,
     settings: Settings = LIVE_SETTINGS,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, Result]:
-    """Seconds per step of the model with each of ``kernels`` at the given calls of its sites.
+    deadline: float = math.inf,
+) -> dict[str, Result] | None:
+    """Seconds per step of the model with each of ``kernels`` at the given calls of its sites; None where ``deadline``
+    (of ``time.monotonic``) came too soon.
 
     ``step`` runs the whole model once and waits until it is done. A runner that captured CUDA graphs must notice that
     ``dispatcher.epoch`` grew, and capture them anew. Everything is put back at the end.
@@ -58,9 +61,11 @@ def measure_live(
             problems[kernel] = f"{type(error).__name__}: {error}"
     samplers = {kernel: partial(_sample, dispatcher, memos, step, clock) for kernel, memos in prepared.items()}
     try:
-        timed = interleave(samplers, settings) or {}
+        timed = interleave(samplers, settings, deadline=deadline)
     finally:
         _put(dispatcher, before)
+    if timed is None:
+        return None
     return {kernel: timed.get(kernel) or Result(problem=problems[kernel]) for kernel in kernels}
 
 

@@ -100,9 +100,6 @@ def _live(
         known = outcome.layer.of(key)
         if known is None or (known.measurement.method == "live" and not again):
             continue
-        if time.monotonic() > deadline:
-            outcome = attrs.evolve(outcome, late=(*outcome.late, f"{key} (live)"))
-            continue
         progress(position, len(waiting), f"live: {key}")
         candidates = untuned(task.facts(catalog, environment), catalog, plain, environment)
         sound = known.measurement.usable()
@@ -110,7 +107,12 @@ def _live(
         if len(kernels) < 2:
             continue
         calls = _calls_of(key, seen, dispatcher)
-        timed = measure_live(dispatcher, calls, kernels, step)
+        timed = (
+            measure_live(dispatcher, calls, kernels, step, deadline=deadline) if time.monotonic() < deadline else None
+        )
+        if timed is None:
+            outcome = attrs.evolve(outcome, late=(*outcome.late, f"{key} (live)"))
+            continue
         results = {id: timed.get(id) or known.measurement.results[id] for id in known.measurement.results}
         now = datetime.datetime.now(datetime.UTC)
         made.append(measurement_of(task, results, "live", candidates, catalog, environment, now))

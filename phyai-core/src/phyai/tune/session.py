@@ -84,15 +84,15 @@ def tune(
     contents = store.read() if store is not None else None
     held = contents.measurements if contents is not None else tuple(earlier)
     problem = contents.problem if contents is not None else None
-    layer = tuning_layer(held, catalog, policy, environment)
     plain = policy.with_rules((), Layer.TUNING)
     todo = _plan(tasks, catalog, environment)
     measured: list[Measurement] = []
     known, late, stale, skipped = [], [], {}, {}
+    below, parts_chosen = plain, False
     for position, (key, task) in enumerate(todo):
         progress(position, len(todo), key)
-        composite = catalog.op(task.op).composite
-        below = layer.onto(plain) if composite else plain
+        if catalog.op(task.op).composite and not parts_chosen:  # all that are not composite have been measured
+            below, parts_chosen = tuning_layer(held, catalog, policy, environment).onto(plain), True
         facts = task.facts(catalog, environment)
         candidates = untuned(facts, catalog, below, environment)
         if len(candidates.kernels) < 2:
@@ -123,8 +123,6 @@ def tune(
             held, problem = written.measurements, problem or written.problem
         else:
             held = merge(held, [measurement])
-        if not composite or position == len(todo) - 1:
-            layer = tuning_layer(held, catalog, policy, environment)
     progress(len(todo), len(todo), "")
     return Outcome(
         layer=tuning_layer(held, catalog, policy, environment),
@@ -151,7 +149,8 @@ def measurement_of(
     """The record of one task's results."""
     key = task.key(catalog, environment)
     kernels = [catalog.kernel(id) for id in results]
-    sources = {kernel.id: source_of(kernel, catalog, candidates.parts) for kernel in kernels}
+    params = candidates.params
+    sources = {k.id: source_of(k, catalog, candidates.parts, params.get(k.id, "")) for k in kernels}
     return Measurement(
         key=key.text,
         op=key.op,

@@ -60,8 +60,11 @@ def differences(measured: Mapping[str, str], now: Mapping[str, str]) -> tuple[st
     return tuple(found)
 
 
-def source_of(kernel: Kernel, catalog: Catalog, parts: Mapping[str, str] | None = None) -> str:
-    """The version of a kernel's distribution and a hash of its package's code; of a decomposition, its parts'."""
+def source_of(kernel: Kernel, catalog: Catalog, parts: Mapping[str, str] | None = None, params: str = "") -> str:
+    """The version of a kernel's distribution and a hash of its package's code, and the ``params`` that rules give it.
+
+    Of a decomposition, those of the kernels of its ``parts``.
+    """
     if is_decomposition(kernel):
         chosen = [f"{name}:{source_of(catalog.kernel(id), catalog)}" for name, id in sorted((parts or {}).items())]
         return f"{' '.join(sorted((parts or {}).values()))} {_digest(chosen)}"
@@ -69,7 +72,7 @@ def source_of(kernel: Kernel, catalog: Catalog, parts: Mapping[str, str] | None 
     version = owner.version if owner is not None and owner.version else "0"
     prepare = kernel.prepare
     module = prepare.partition(":")[0] if isinstance(prepare, str) else getattr(prepare, "__module__", "")
-    return f"{version} {package_hash(module.partition('.')[0])}"
+    return f"{version} {package_hash(module.partition('.')[0])} {params}".rstrip()
 
 
 @functools.cache
