@@ -173,7 +173,7 @@ def _tensor(path: tuple[str | int, ...], entry: Any, *, activation: bool) -> Ten
         fields |= attrs.asdict(NAMED[dtype], filter=lambda a, v: v is not None) | {"dynamic": activation}
     elif dtype in ELEMENT_NAMES:
         fields["dtype"] = dtype
-        if not activation and dtype.startswith("int"):
+        if dtype.startswith("int"):
             fields["scale_rule"] = "full_range"
     else:
         raise _Refuse((*path, "dtype"), f"{written!r} is not an element type", _near(written, (*NAMED, *ELEMENT_NAMES)))
