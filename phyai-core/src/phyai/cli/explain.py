@@ -8,12 +8,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phyai.cli.command import Context, Exit
 from phyai.errors import CallError
 from phyai.facts import FactKind, FactSpec, Vocabulary
 from phyai.op import Op
+
+if TYPE_CHECKING:
+    from phyai.environment import Environment
+    from phyai.policy import Policy
 
 EXAMPLES = """
   phyai explain --op gemm
@@ -46,15 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, context: Context) -> int:
     from phyai.explain import explain_call, render, to_html
-    from phyai.tune.profile import with_tuning
 
     op = context.catalog.op(args.op)
     given = _given(args, op, context.catalog.vocabulary_of(op.name))
     environment = context.environment(args.device)
-    tuned = with_tuning(context.policy(args.policy, args.profile), context.catalog, environment, context.env)
-    policy = tuned.policy
-    if tuned.problem:
-        context.note(f"phyai: warning: {tuned.problem}")
+    policy = context.policy(args.policy, args.profile)
+    if policy.profile == "autotune":
+        policy = _tuned(policy, environment, context)
     decision = explain_call(op.name, given, context.catalog, policy, environment)
     if args.html:
         Path(args.html).write_text(to_html(decision), encoding="utf-8")
@@ -63,6 +65,16 @@ def main(args: argparse.Namespace, context: Context) -> int:
     else:
         context.show(render(decision))
     return Exit.OK if decision.kernel is not None else Exit.REFUSED
+
+
+def _tuned(policy: Policy, environment: Environment, context: Context) -> Policy:
+    """The policy with what was measured on the device; what is wrong with the store is noted."""
+    from phyai.tune import with_tuning
+
+    tuned = with_tuning(policy, context.catalog, environment, context.env)
+    if tuned.problem:
+        context.note(f"phyai: warning: {tuned.problem}")
+    return tuned.policy
 
 
 def _given(args: argparse.Namespace, op: Op, vocabulary: Vocabulary) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from phyai.engine.plugin import Host
 from phyai.environment import Environment
 from phyai.plugins import discover
 from phyai.policy import Policy, policy_from_environment
-from phyai.tune.profile import with_tuning
 
 _log = logging.getLogger("phyai.engine")
 
@@ -27,8 +26,17 @@ def make_host(args: EngineArgs, policy: Policy | str | Path | None, catalog: Cat
         for warning in loaded.warnings:
             _log.warning("%s", warning)
         policy = loaded.policy
+    if policy.profile == "autotune":
+        policy = _tuned(policy, catalog, environment)
+    facts = {"model.tags": args.config.tags} if args.config.tags else {}
+    return Host(args.config, environment, catalog, Dispatcher(catalog, policy, environment, facts=facts))
+
+
+def _tuned(policy: Policy, catalog: Catalog, environment: Environment) -> Policy:
+    """The policy with what was measured on the device; what does not count is logged."""
+    from phyai.tune import with_tuning
+
     tuned = with_tuning(policy, catalog, environment, os.environ)
     for problem in filter(None, (tuned.problem, *(f"{key}: {why}" for key, why in tuned.layer.stale.items()))):
         _log.warning("tuning: %s", problem)
-    facts = {"model.tags": args.config.tags} if args.config.tags else {}
-    return Host(args.config, environment, catalog, Dispatcher(catalog, tuned.policy, environment, facts=facts))
+    return tuned.policy
