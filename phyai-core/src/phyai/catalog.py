@@ -94,7 +94,7 @@ class Catalog:
             return [record for plugin in accepted for record in getattr(plugin, kind)]
 
         every = tuple(sorted([*core, *gather("ops")], key=lambda op: op.name))
-        decompositions = [decomposition(op) for op in every if op.composite]
+        decompositions = [decomposition(op) for op in every if op.decomposes]
         return cls(
             ops=every,
             kernels=tuple(sorted([*gather("kernels"), *decompositions], key=lambda kernel: kernel.id)),

@@ -32,6 +32,8 @@ def decomposition(op: Op) -> Kernel:
     """The kernel ``decomposed.<op>`` of a composite op, before its parts are resolved."""
 
     def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+        if op.chained:
+            return Prepared(run=resources.chain(), refresh=lambda new: None)  # its sites are refreshed by themselves
         return _prepare(op, facts, weights, resources)
 
     return Kernel(
@@ -41,8 +43,8 @@ def decomposition(op: Op) -> Kernel:
         prepare=prepare,
         capture=Capture.SAFE,
         numerics=Numerics(reproducible=True, batch_invariant=True),
-        band=Band.REFERENCE,
-        doc=f"{op.name} as a chain of {', '.join(part.op for part in op.parts)}",
+        band=Band.GENERAL if op.chained else Band.REFERENCE,
+        doc=f"{op.name} as a chain of {'its caller' if op.chained else ', '.join(part.op for part in op.parts)}",
     )
 
 
@@ -53,6 +55,8 @@ def is_decomposition(kernel: Kernel) -> bool:
 def as_resolved(kernel: Kernel, parts: Mapping[str, Kernel]) -> Kernel:
     """The decomposition with the properties of the kernels that its parts resolved to: the weakest of each."""
     found = tuple(parts.values())
+    if not found:
+        return kernel
     accumulation = {k.numerics.accumulation for k in found}
     return attrs.evolve(
         kernel,

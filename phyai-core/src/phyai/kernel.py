@@ -88,6 +88,9 @@ class Resources(Protocol):
     def site(self, part: str, op: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
         """A nested call site, for the decomposition of a composite op."""
 
+    def chain(self) -> Callable[..., Any]:
+        """The ``run`` of the chain that the caller bound, for the decomposition of a chained op."""
+
 
 PrepareFn = Callable[[Facts, Mapping[str, Any], Mapping[str, Any], Resources], Prepared]
 

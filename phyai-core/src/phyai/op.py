@@ -137,6 +137,7 @@ class Op:
     ``parts`` and ``compose`` (``"module:function"``) make it composite: the decomposition, written once as
     ``compose(sites, facts) -> run``, where ``sites`` maps part names to call sites and ``run`` takes the
     op's inputs, ``out`` and ``state`` like any prepared kernel.
+    ``chained``: it is decomposed into whatever call sites its caller chains (:class:`phyai.dispatch.Chain`).
     ``synthesize`` (``"module:function"``) is called as ``f(call, generator)`` after the generic synthesis of a call's
     tensors (:mod:`phyai.synthesize`) and replaces those of them that depend on each other.
     ``fit`` gives the nearest spec that a call can have, where dimensions, dtypes or attributes of the op follow from
@@ -155,6 +156,7 @@ class Op:
     arg_specs: tuple[ArgSpec, ...] = ()
     parts: tuple[Part, ...] = ()
     compose: str | None = None
+    chained: bool = False
     synthesize: str | None = None
     fit: Callable[[ArgSpec], ArgSpec] | None = None
 
@@ -177,6 +179,11 @@ class Op:
     @property
     def composite(self) -> bool:
         return bool(self.parts)
+
+    @property
+    def decomposes(self) -> bool:
+        """Whether a chain of other calls is a candidate beside kernels."""
+        return self.composite or self.chained
 
     def fact_specs(self) -> tuple[FactSpec, ...]:
         """Every fact that a call of this op yields beyond the core's."""

@@ -18,6 +18,7 @@ from phyai.ops import (
     conv2d,
     conv3d,
     embedding,
+    expert_steps,
     gated_activation,
     gated_mlp,
     gated_residual,
@@ -57,6 +58,7 @@ CORE_OPS: tuple[Op, ...] = (
     quantize_activation.OP,
     gated_mlp.OP,
     qkv_rope_kv_write.OP,
+    expert_steps.OP,
 )
 
 __all__ = ["CORE_OPS"]

@@ -36,11 +36,13 @@ def resolve(
     *,
     failed: Mapping[str, str] = NOTHING,
     assumptions: tuple[str, ...] = (),
+    parts: Parts | None = None,
 ) -> Decision:
     """Decide one call. Pure: the same arguments give an equal decision.
 
     ``facts`` must hold ``op``; ``device.*`` and ``lib.*`` come from ``environment`` unless ``facts`` has them.
     ``failed`` maps kernels whose ``prepare`` failed to what went wrong. ``assumptions`` are handed on.
+    ``parts`` are those of a chained op, which its caller knows.
 
     Raises:
         NoKernelError: no kernel may run the call; its ``decision`` is the whole diagnosis.
@@ -64,7 +66,8 @@ def resolve(
     op = catalog.op(str(facts["op"]))
     facts = environment_facts(facts, environment).replace({"op": op.name})
     aspects = policy.aspects(facts)
-    parts = resolve_parts(op, facts, catalog, policy, environment) if op.composite else Parts()
+    if parts is None:
+        parts = resolve_parts(op, facts, catalog, policy, environment) if op.composite else Parts()
     judged = judge(op, facts, aspects, catalog, policy, parts, failed)
     base = Decision(
         op=op.name,

@@ -40,7 +40,7 @@ def judge(
     able: list[Kernel] = []
     verdicts: list[Verdict] = []
     for kernel in catalog.kernels_of(op.name):
-        if op.composite:
+        if op.decomposes:
             if is_decomposition(kernel) and not parts.problem:
                 kernel = as_resolved(kernel, parts.kernels)
             verdict = objection(kernel) or parts.objection(kernel, aspects)

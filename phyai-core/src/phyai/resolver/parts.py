@@ -77,6 +77,16 @@ def resolve_parts(op: Op, facts: Facts, catalog: Catalog, policy: Policy, enviro
     return Parts(decisions, ban, problem)
 
 
+def chained_parts(calls: Mapping[str, Facts], policy: Policy) -> Parts:
+    """What the rules on the call sites of a chain (their facts by name) mean for fused kernels."""
+    ban: tuple[str, Rule] | None = None
+    for name, facts in calls.items():
+        for rule in _binding(policy.aspects(facts)):
+            if ban is None or rule.strength > ban[1].strength:
+                ban = (name, rule)
+    return Parts(ban=ban)
+
+
 def _binding(aspects: Aspects) -> tuple[Rule, ...]:
     """The rules in force on a part that a fused kernel would not be held to."""
     numerics = aspects.numerics if aspects.numerics and aspects.numerics.numerics != NumericsDemand() else None

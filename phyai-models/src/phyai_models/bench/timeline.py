@@ -40,7 +40,7 @@ def profile(work: Callable[[], object], device: torch.device) -> list[Span]:
             torch.cuda.synchronize(device)
     found = []
     for event in profiler.events() or []:
-        on_device = event.device_type == torch.autograd.DeviceType.CUDA
+        on_device = str(event.device_type).endswith("CUDA")
         if on_device == gpu and (gpu or not event.cpu_children):
             found.append(Span(event.name, event.time_range.start, event.time_range.end - event.time_range.start))
     found.sort(key=lambda span: span.begin)

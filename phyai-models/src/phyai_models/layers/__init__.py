@@ -8,6 +8,7 @@ from phyai_models.layers.mlp import MLP, Activation, GatedMLP
 from phyai_models.layers.norm import AdaRMSNorm, LayerNorm, RMSNorm
 from phyai_models.layers.residual import GatedResidual
 from phyai_models.layers.scope import Scope
+from phyai_models.layers.stack import Stack
 from phyai_models.layers.tokens import KVCache, Tokens
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Scope",
     "SelfAttention",
     "Shard",
+    "Stack",
     "Tokens",
     "Unused",
 ]

@@ -11,7 +11,7 @@ from phyai.facts import FactValue, canonical_dtype
 from phyai.quant import QuantPlan
 
 if TYPE_CHECKING:
-    from phyai.dispatch import Dispatcher, Site
+    from phyai.dispatch import Chain, Dispatcher, Site
 
 
 @attrs.frozen
@@ -55,6 +55,7 @@ class Scope:
         dims: Mapping[str, int] | None = None,
         present: tuple[str, ...] = (),
         facts: Mapping[str, FactValue] | None = None,
+        chain: Chain | None = None,
         layouts: Mapping[str, str] | None = None,
     ) -> Site:
         """Bind a call site of ``op`` here; see :meth:`phyai.dispatch.Dispatcher.bind`."""
@@ -69,6 +70,7 @@ class Scope:
             present=present,
             facts={**self.facts, **(facts or {})},
             capture=self.capture,
+            chain=chain,
             layouts=layouts,
         )
 

@@ -77,12 +77,15 @@ class Tokens:
         self._states.clear()
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class KVCache:
-    """Keys and values of every layer: two tensors ``[B, L, kv_heads, head_dim]`` a layer, one page per request."""
+    """Keys and values of every layer: ``k`` and ``v`` are ``[layers, pages, page_size, kv_heads, head_dim]``, one page
+    per request; ``keys`` and ``values`` are their layers."""
 
-    keys: tuple[torch.Tensor, ...]
-    values: tuple[torch.Tensor, ...]
+    k: torch.Tensor
+    v: torch.Tensor
+    keys: tuple[torch.Tensor, ...] = attrs.field(init=False, default=attrs.Factory(lambda c: c.k.unbind(), True))
+    values: tuple[torch.Tensor, ...] = attrs.field(init=False, default=attrs.Factory(lambda c: c.v.unbind(), True))
 
     @classmethod
     def empty(
@@ -97,9 +100,8 @@ class KVCache:
     ) -> KVCache:
         """A cache with nothing in it. It starts at zero, since kernels may read whole pages and mask afterwards."""
         shape = (layers, pages, page_size, kv_heads, head_dim)
-        keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        return cls(keys.unbind(), values.unbind())
+        return cls(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (*self.keys, *self.values))
+        return self.k.nbytes + self.v.nbytes

@@ -18,6 +18,7 @@ from phyai_models.layers import (
     PagedAttention,
     RMSNorm,
     Scope,
+    Stack,
     Tokens,
 )
 from phyai_models.pi.config import GemmaConfig
@@ -54,6 +55,20 @@ class AdaLayer(Layer):
         self.mlp = GatedMLP(scope.at("mlp"), width, config.mlp_dim, "gelu_tanh")
         self.gated = GatedResidual(scope, width)
 
+    def matrices(self) -> dict[str, torch.Tensor] | None:
+        """The matrices of the layer as ``expert_steps`` names them; None where one of them is quantized or in parts."""
+        attention, mlp = self.self_attn.qkv.fused, self.mlp.fused
+        projections = self.self_attn.o_proj.matmul.sites
+        if attention is None or mlp is None or len(projections) > 1:
+            return None
+        found = {
+            "qkv": attention.weights["weight"],
+            "o": projections[0].weights["weight"],
+            "gate_up": mlp.weights["gate_up"],
+            "down": mlp.weights["down"],
+        }
+        return found if all(isinstance(matrix, torch.Tensor) for matrix in found.values()) else None
+
     def __call__(
         self,
         x: torch.Tensor,
@@ -75,6 +90,13 @@ class AdaExpert(Layer):
         layers = scope.at("layers")
         self.layers = [AdaLayer(layers.at(str(i)), config, cos_sin) for i in range(config.depth)]
         self.norm = AdaRMSNorm(scope.at("norm"), config.width, config.rms_norm_eps)
+
+    def matrices(self) -> dict[str, Stack] | None:
+        """The matrices of all layers; None where one of them is quantized or in parts."""
+        layers = [layer.matrices() for layer in self.layers]
+        if any(layer is None for layer in layers):
+            return None
+        return {name: Stack([layer[name] for layer in layers if layer is not None]) for name in layers[0] or {}}
 
     def modulate(self, condition: torch.Tensor) -> list[torch.Tensor]:
         """Modulations ``[S, 3 * width]`` of all normalizations, in order, for conditions ``[S, width]``."""

@@ -185,10 +185,11 @@ class Runner:
         model.fill(torch.cat([patches.to(text.dtype), text])[gather], prefix, cache)
 
         def trace(name: str, value: torch.Tensor) -> None:
-            if stages is not None:
-                stages[name] = value.to("cpu", torch.float32, copy=True)
+            assert stages is not None
+            stages[name] = value.to("cpu", torch.float32, copy=True)
 
-        return model.sample(inputs.noise.to(device), inputs.state.to(device), steps, suffix, cache, trace)
+        noise, state = inputs.noise.to(device), inputs.state.to(device)
+        return model.sample(noise, state, steps, suffix, cache, None if stages is None else trace)
 
     @property
     def cache(self) -> KVCache:

@@ -1,0 +1,106 @@
+"""All denoising steps of an action expert: from noise to actions, given the keys and values of a prefix.
+
+::
+
+    a = x                                                             # M = B * queries rows, request after request
+    for s in range(steps):
+        h = a @ in_weight.T + in_bias
+        for l in range(layers):
+            y, gate = ada_rms_norm(h, modulation[s, 2 * l], eps)
+            q, k, v = split(y @ qkv[l].T, [heads, kv_heads, kv_heads])
+            q, k = rope(q, k, positions, cos_sin)                     # positions lengths[b], lengths[b] + 1, …
+            keys = cat(k_cache[l, b, :lengths[b]], k[b]); values = cat(v_cache[l, b, :lengths[b]], v[b])
+            h = h + gate * (attention(q[b], keys, values) @ o[l].T)   # each request b by itself, no mask
+            y, gate = ada_rms_norm(h, modulation[s, 2 * l + 1], eps)
+            h = h + gate * (gated_activation(y @ gate_up[l].T, activation) @ down[l].T)
+        y, _ = ada_rms_norm(h, modulation[s, 2 * layers], eps)
+        a = a - (y @ out_weight.T + out_bias) / steps
+    return a
+
+Request b's prefix lies in page b of the caches. What lies behind it there (``page_size - lengths[b]`` keys, at least
+as many as the request has rows) is scratch that a call may overwrite.
+
+Its decomposition is the caller's own chain of layers (``Dispatcher.bind(..., chain=...)``): how many there are, and
+their names, are the model's affair.
+
+Source: π0.5's action expert (openpi, ``gemma.py`` and ``pi0.py``); Euler's method from t = 1 to 0.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from phyai.facts import FactKind
+from phyai.op import DEFAULT_TOLERANCE, ArgSpec, Attr, Dim, Op, Tensor, Tolerance
+from phyai.ops.activation.signature import ACTIVATION
+from phyai.ops.expert_steps.arg_specs import ARG_SPECS
+from phyai.ops.rms_norm.signature import EPS
+
+#: Weights are half precision as a rule, and every step passes through all layers.
+TOLERANCE = {
+    **DEFAULT_TOLERANCE,
+    **dict.fromkeys(("fp32", "bf16", "fp16"), Tolerance(rtol=8e-2, atol=6e-2, relative_norm=2e-2)),
+}
+
+
+def fit(spec: ArgSpec) -> ArgSpec:
+    """Requests have equally many rows and a page each; sizes follow from heads and layers."""
+    dims = dict(spec.dims)
+    heads = int(spec.attrs.get("heads", 1))
+    kv_heads = max(1, min(dims["kv_heads"], heads))
+    heads -= heads % kv_heads
+    head_dim = dims["head_dim"] + dims["head_dim"] % 2
+    queries = -(-dims["M"] // max(dims["B"], 1)) if dims["B"] else 0
+    dims |= {
+        "kv_heads": kv_heads, "head_dim": head_dim, "N": (heads + 2 * kv_heads) * head_dim, "O": heads * head_dim,
+        "M": queries * dims["B"], "pages": max(dims["pages"], dims["B"], 1), "norms": 2 * dims["layers"] + 1,
+        "page_size": max(dims["page_size"], queries + 1),
+    }  # fmt: skip
+    dims["max_position"] = max(dims["max_position"], dims["page_size"])
+    return evolve(spec, dims=dims, attrs={**spec.attrs, "heads": heads})
+
+
+OP = Op(
+    name="expert_steps",
+    doc=__doc__ or "",
+    tensors=(
+        Tensor("x", ("...M", "A"), doc="the noise"),
+        Tensor("k_cache", ("layers", "pages", "page_size", "kv_heads", "head_dim")),
+        Tensor("v_cache", ("layers", "pages", "page_size", "kv_heads", "head_dim")),
+        Tensor("lengths", ("B",), dtypes=("int32",), doc="keys of each request's prefix"),
+        Tensor("qkv", ("layers", "N", "D"), "weight", doc="rows of q, then of k, then of v"),
+        Tensor("o", ("layers", "D", "O"), "weight"),
+        Tensor("gate_up", ("layers", "2*I", "D"), "weight", doc="the gate's rows, then the up rows"),
+        Tensor("down", ("layers", "D", "I"), "weight"),
+        Tensor("modulation", ("steps", "norms", "3*D"), "weight", doc="scale, shift and gate of each norm"),
+        Tensor("in_weight", ("D", "A"), "weight"),
+        Tensor("in_bias", ("D",), "weight"),
+        Tensor("out_weight", ("A", "D"), "weight"),
+        Tensor("out_bias", ("A",), "weight"),
+        Tensor("cos_sin", ("max_position", "head_dim"), "weight", dtypes=("fp32", "fp64"), fill="cos_sin"),
+        Tensor("y", ("...M", "A"), "output", doc="the actions"),
+    ),
+    dims=(
+        Dim("M", "rows: the action tokens of all requests", dynamic=True, minimum=0),
+        Dim("B", "requests: divides M", dynamic=True, minimum=0),
+        Dim("A", "numbers per action"),
+        Dim("layers", "layers"),
+        Dim("pages", "pages of the cache, at least one per request"),
+        Dim("page_size", "keys per page"),
+        Dim("kv_heads", "key and value heads"),
+        Dim("head_dim", "size of one head", minimum=2),
+        Dim("N", "(heads + 2 * kv_heads) * head_dim"),
+        Dim("D", "width"),
+        Dim("O", "heads * head_dim"),
+        Dim("I", "intermediate size"),
+        Dim("steps", "denoising steps"),
+        Dim("norms", "2 * layers + 1"),
+        Dim("max_position", "positions that cos_sin holds"),
+    ),
+    attributes=(Attr("heads", FactKind.NUMBER, 1, "query heads"), EPS, ACTIVATION),
+    tolerance=TOLERANCE,
+    arg_specs=ARG_SPECS,
+    synthesize="phyai.ops.expert_steps.inputs:fill",
+    fit=fit,
+    chained=True,
+)
