@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
+from phyai.composite import is_decomposition
 from phyai.decision import Decision, Stage
 from phyai.errors import NoKernelError, PhyAIError
 from phyai.testing.case import Case
@@ -22,7 +23,7 @@ CALLS = 100
 #: Calls that it draws at once.
 _ROUND = 20
 #: How long a failing call is made smaller, at most.
-SHRINK_SECONDS = 10.0
+SHRINK_SECONDS = 5.0
 
 
 @attrs.define(eq=False)
@@ -58,6 +59,9 @@ def examine(
     name = backend or subject.kernel.backend
     if _device_failed(subject):
         why = "not tried: the device has failed in a kernel before, and answers no more in this process"
+        return SubjectReport(subject.kernel.id, "kernel", reason=why)
+    if subject.op.chained and is_decomposition(subject.kernel):
+        why = "it runs the call sites that its caller chains: those have kernels of their own"
         return SubjectReport(subject.kernel.id, "kernel", reason=why)
     if not subject.space.reachable:
         return SubjectReport(subject.kernel.id, "kernel", reason=_elsewhere(subject))

@@ -44,7 +44,7 @@ OP = Op(
     parts=(
         Part("gate_up", "gemm", weights={"weight": "gate_up"}, dims={"N": lambda d: 2 * d["I"]}),
         Part("activation", "gated_activation", attrs={"activation": "activation"}),
-        Part("down", "gemm", weights={"weight": "down"}, dims={"K": "I"}),
+        Part("down", "gemm", weights={"weight": "down"}, dims={"K": "I"}, dtypes={"y": "y"}),
     ),
     compose="phyai.ops.gated_mlp.decompose:compose",
     arg_specs=ARG_SPECS,

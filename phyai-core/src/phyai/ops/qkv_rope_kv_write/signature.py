@@ -56,7 +56,7 @@ OP = Op(
         Part("qkv", "gemm", weights={"weight": "weight", "bias": "bias"}, dims={"M": "T"}),
         Part(
             "rope", "rope", weights={"cos_sin": "cos_sin"}, attrs={"style": "style"}, dims={"M": "T", "P": "T"},
-            dtypes={"positions": "positions"},
+            dtypes={"positions": "positions", "q_out": "q"},
         ),
         Part("kv_write", "kv_write", dtypes={"k_cache": "k_cache", "v_cache": "v_cache", "slots": "slots"}),
     ),
