@@ -18,12 +18,12 @@ def phyai_models() -> Iterable[ModelPlugin]:
         ModelPlugin(
             "pi05", "π0.5: images, instruction and state to an action chunk, by flow matching",
             "phyai_models.pi05:PI05Args", "phyai_models.pi05:load", "phyai_models.pi05.command",
-            "phyai_models.pi.example:batch",
+            "phyai_models.pi.example:batch", "phyai_models.pi.study:study",
         ),
         ModelPlugin(
             "pi0", "π0: as π0.5, with the state as a token and without adaptive normalization",
             "phyai_models.pi0:PI0Args", "phyai_models.pi0:load", "phyai_models.pi0.command",
-            "phyai_models.pi.example:batch",
+            "phyai_models.pi.example:batch", "phyai_models.pi.study:study",
         ),
     ]  # fmt: skip
 
@@ -37,6 +37,10 @@ def phyai_commands() -> Iterable[Command]:
         ),
         Command("demo", "run a small π0.5 on photographs under two policies", "phyai_models.demo.command"),
         Command(
+            "quantize", "write a checkpoint quantized as a policy says, and what that cost",
+            "phyai_models.quantized.quantize_command",
+        ),
+        Command(
             "dequantize", "write a checkpoint's linear weights as float32", "phyai_models.quantized.dequantize_command"
         ),
-    ]
+    ]  # fmt: skip

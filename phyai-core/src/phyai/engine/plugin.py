@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from phyai.dispatch import Dispatcher
     from phyai.engine.config import EngineConfig
     from phyai.environment import Environment
+    from phyai.policy import Policy
 
 
 @attrs.frozen
@@ -43,6 +45,27 @@ class Model(Protocol):
         """Let go of device memory. Called once."""
 
 
+class Study(Protocol):
+    """A model's checkpoint, as those see it who quantize it and ask what that cost.
+
+    ``paths`` maps the modules of the checkpoint that are linear layers of the model to their paths in it, by which
+    quantization rules find them.
+    """
+
+    paths: Mapping[str, str]
+
+    def answers(
+        self, policy: Policy, *, inputs: str | Path | None = None, samples: int = 8, watch: Watch | None = None
+    ) -> Any:
+        """What the model answers under a policy: a tensor whose first dimension counts samples (pairs of an observation
+        and a noise), the same ones at every call. ``inputs`` is a file of observations; None makes some up.
+        ``watch`` is told of the inputs of every linear layer."""
+
+
+#: Called with the path of a linear layer in the model, and its inputs ``[..., K]``.
+Watch = Callable[[str, Any], None]
+
+
 def _check_target(_: Any, attribute: Any, value: Any) -> None:
     if not all(part for part in value.partition(":")):
         raise DeclarationError(f"{attribute.name}={value!r}; give it as 'module:name'")
@@ -56,7 +79,8 @@ class ModelPlugin:
     (``"module:function"``) is called as ``load(arguments, host)`` and returns a :class:`Model`. ``command`` is a
     module for ``phyai run <name>`` with ``add_arguments(parser)`` and ``main(args, context) -> int``; None when the
     model has none. ``example`` (``"module:function"``) is called with the loaded model and returns a request of the
-    usual size, to warm up and tune with.
+    usual size, to warm up and tune with. ``study`` (``"module:Class"``) is a :class:`Study`: called with a checkpoint
+    folder and a catalog, it gives one, or None when the folder is of another model.
     """
 
     name: str
@@ -65,6 +89,7 @@ class ModelPlugin:
     load: str = attrs.field(validator=_check_target)
     command: str | None = None
     example: str | None = None
+    study: str | None = None
 
     def arguments_class(self) -> type:
         """Import and return the class of the model's arguments."""
@@ -83,6 +108,15 @@ class ModelPlugin:
         if self.example is None:
             raise PhyAIError(f"the model {self.name} declares no example request; give engine.tune() one from Python")
         return _import(self.example)(model)
+
+
+def study_of(checkpoint_dir: str | Path, catalog: Catalog) -> Study | None:
+    """What the model of a checkpoint offers for studying quantizations of it; None when no model claims it."""
+    for plugin in catalog.models:
+        study = _import(plugin.study)(checkpoint_dir, catalog) if plugin.study is not None else None
+        if study is not None:
+            return study  # type: ignore[no-any-return]
+    return None
 
 
 def _import(target: str) -> Any:

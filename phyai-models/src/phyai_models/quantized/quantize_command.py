@@ -1,0 +1,78 @@
+"""Quantize a checkpoint by a policy and write it in the form of compressed-tensors, which other engines read too.
+
+Loading the result gives, bit for bit, what quantizing the original when it is loaded gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from phyai.cli.command import Context, Exit
+from phyai.errors import InputError
+
+EXAMPLES = """
+  phyai quantize ./checkpoint --policy policies/pi05/w4a16_g128.yaml --out ./checkpoint-w4a16
+  phyai quantize ./checkpoint --policy policy.yaml --out ./small --report report.html --inputs observations.safetensors
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="CKPT", help="a checkpoint folder in ordinary precision")
+    parser.add_argument("--policy", required=True, metavar="FILE", help="the policy with the quantization section")
+    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write; it must not exist")
+    parser.add_argument(
+        "--report", action="append", nargs="?", const="-", default=[], metavar="FILE",
+        help="measure what it costs; FILE ends in .json, .html or .png (may be repeated), without one the table is shown",
+    )  # fmt: skip
+    parser.add_argument(
+        "--inputs", metavar="FILE",
+        help="observations to measure with (a batch in lerobot's names), or NAME.x for layers; default: made up",
+    )  # fmt: skip
+    parser.add_argument("--samples", type=int, default=8, metavar="N", help="observations and noises (default: 8)")
+
+
+def main(args: argparse.Namespace, context: Context) -> int:
+    from phyai_models.quantized.writing import write_quantized
+
+    wrong = [name for name in args.report if name != "-" and Path(name).suffix not in (".json", ".html", ".png")]
+    if wrong:
+        raise InputError(f"--report {wrong[0]}: the file's name must end in .json, .html or .png")
+    policy = context.policy(args.policy)
+    observer = None
+    if args.report:
+        from phyai_models.quantized.report import Observer
+
+        with context.progress("watching the original") as advance:
+            observer = Observer.of(args.checkpoint, policy, args.inputs, args.samples, context.catalog, advance)
+    with context.progress("quantizing") as advance:
+        written = write_quantized(
+            args.checkpoint, policy, args.out, catalog=context.catalog, progress=advance,
+            observe=None if observer is None else observer.observe,
+        )  # fmt: skip
+    report = None
+    if observer is not None:
+        with context.progress("comparing answers") as advance:
+            report = observer.report(written, advance)
+        for name in args.report:
+            if name != "-":
+                report.save(Path(name))
+    if context.json:
+        body = {
+            "out": str(written.out), "bytes_before": written.before, "bytes_after": written.after,
+            "kept": list(written.kept),
+            "layers": [
+                {"name": s.name, "path": s.path, "scheme": s.scheme.name, "bytes_before": s.before, "bytes_after": s.after}
+                for s in written.layers
+            ],
+        }  # fmt: skip
+        context.emit(body if report is None else {**body, "report": report.to_json()})
+        return Exit.OK
+    if report is not None:
+        report.show(context)
+    share = written.after / written.before if written.before else 1.0
+    context.say(
+        f"{len(written.layers)} layers quantized, {len(written.kept)} kept; {written.before / 1e6:.1f} MB became "
+        f"{written.after / 1e6:.1f} MB ({share:.0%}), in {written.out}"
+    )
+    return Exit.OK
