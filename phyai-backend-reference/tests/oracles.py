@@ -249,3 +249,45 @@ def quantize_activation(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> l
     scales = np.where(amax > 0, amax / top, 1) if x["scale"] is None else x["scale"].reshape(1, 1)
     values = np.clip(slices / scales[..., None], -top, top).reshape(rows.shape)
     return [values, scales.reshape(-1) if a["granularity"] == "tensor" else scales]
+
+
+def expert_steps(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> list[np.ndarray]:
+    requests, steps, layers = len(x["lengths"]), len(w["modulation"]), len(w["qkv"])
+    kv_heads, dim = x["k_cache"].shape[3:]
+    heads, rows = a["heads"], len(x["x"]) // requests
+
+    def norm(h: np.ndarray, modulation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        scale, shift, gate = np.split(modulation, 3)
+        return _rms(h, a["eps"]) * (1 + scale) + shift, gate
+
+    def rotated(t: np.ndarray, position: int) -> np.ndarray:
+        return _rotate(t, lambda _: position, w["cos_sin"], "neox")
+
+    def one(actions: np.ndarray, request: int, step: int) -> np.ndarray:
+        length = int(x["lengths"][request])
+        h = actions @ w["in_weight"].T + w["in_bias"]
+        for i in range(layers):
+            y, gate = norm(h, w["modulation"][step, 2 * i])
+            qkv = (y @ w["qkv"][i].T).reshape(rows, -1, dim)
+            keys = [*x["k_cache"][i, request, :length]]
+            keys += [np.stack([rotated(k, length + r) for k in qkv[r, heads:-kv_heads]]) for r in range(rows)]
+            values = [*x["v_cache"][i, request, :length], *qkv[:, -kv_heads:]]
+            mixed = np.zeros((rows, heads, dim))
+            for r, head in np.ndindex(rows, heads):
+                group = head * kv_heads // heads
+                q = rotated(qkv[r, head], length + r)
+                scores = np.array([q @ key[group] for key in keys]) / math.sqrt(dim)
+                share = np.exp(scores - scores.max())
+                mixed[r, head] = sum(s * v[group] for s, v in zip(share / share.sum(), values, strict=True))
+            h = h + gate * (mixed.reshape(rows, -1) @ w["o"][i].T)
+            y, gate = norm(h, w["modulation"][step, 2 * i + 1])
+            h = h + gate * (gated_activation({"x": y @ w["gate_up"][i].T}, {}, {}, a)[0] @ w["down"][i].T)
+        y, _ = norm(h, w["modulation"][step, 2 * layers])
+        return actions - (y @ w["out_weight"].T + w["out_bias"]) / steps
+
+    result = []
+    for request, actions in enumerate(np.split(x["x"], requests)):
+        for step in range(steps):
+            actions = one(actions, request, step)
+        result.append(actions)
+    return [np.concatenate(result)]

@@ -20,4 +20,7 @@ def phyai_kernels() -> Iterable[Kernel]:
 
 @hookimpl
 def phyai_libraries() -> Iterable[Library]:
-    return (Library("triton", ("triton",), "3.6.0"),)
+    return (
+        Library("triton", ("triton",), "3.6.0"),
+        Library("cupy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "14.2.0"),
+    )

@@ -1,0 +1,137 @@
+"""The call site of the persistent expert: on a CPU, what it gives the kernel, whose mathematics stands in for it; on a
+Hopper GPU, the kernel itself, eager and captured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from phyai.facts import Facts
+from phyai.op import ArgSpec
+from phyai.ops.expert_steps import OP
+from phyai.synthesize import synthesize
+from phyai_backend_cuda import expert_steps
+from phyai_backend_cuda.expert import gate_up_order, qkv_order
+from phyai_backend_reference.reference.expert_steps import prepare as prepare_reference
+
+SHORT = next(spec for spec in OP.arg_specs if spec.name == "pi05.short")
+SPEC = ArgSpec(
+    "short", {**SHORT.dims, "layers": 2, "norms": 5, "steps": 3, "page_size": 48, "max_position": 48}, SHORT.dtypes,
+    {**SHORT.attrs, "activation": "gelu_tanh"}, (), SHORT.facts,
+)  # fmt: skip
+
+if not torch.cuda.is_available():
+    WHY_NOT = "needs an NVIDIA GPU"
+elif torch.cuda.get_device_capability() != (9, 0):
+    WHY_NOT = "needs a Hopper GPU (sm90)"
+else:
+    WHY_NOT = ""
+on_hopper = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "has one")
+
+
+class Emulated:
+    """What the kernel computes, from the layers and tables that it is given, in float32."""
+
+    def __init__(
+        self, layers, tables, *, in_weight, in_bias, out_weight, dt, cos_sin, queries, capacity, eps,
+    ):  # fmt: skip
+        self.layers, self.t, self.eps = layers, tables, eps
+        self.in_w, self.in_b, self.out_w, self.dt, self.cos_sin = in_weight, in_bias, out_weight, dt, cos_sin
+        self.tensors = {"lengths": torch.zeros(2, dtype=torch.int32), "actions": torch.zeros(queries, 32)}
+        self.loaded = False
+
+    def bind_cache(self, keys, values):
+        assert len(keys) == len(values) == len(self.layers)
+        assert all(t.shape[1:] == (256,) for t in (*keys, *values))
+        self.keys, self.values = keys, values
+
+    def load_prefix(self):
+        self.loaded = True
+
+    def rotate(self, x, first):
+        cos, sin = self.cos_sin[first : first + len(x), None].chunk(2, -1)
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def normed(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+    def product(self, x, scale, shift, weight, order):
+        """``norm(x) * scale`` by the weight in the kernel's order of rows, plus the table; back in its own order."""
+        y = torch.empty(len(x), len(weight))
+        y[:, order] = (self.normed(x) * scale) @ weight.float()[order].T + shift
+        return y
+
+    def run(self):
+        assert self.loaded
+        prefix, first = self.tensors["lengths"].tolist()
+        a = self.tensors["actions"]
+        for s in range(len(self.dt)):
+            h = a @ self.in_w.T + self.in_b
+            for i, w in enumerate(self.layers):
+                t = {name: table[s, i] for name, table in self.t.items() if table.dim() == 3}
+                q, k, v = self.product(h, t["scale1"], t["shift_qkv"], w.qkv, qkv_order()).split((2048, 256, 256), -1)
+                q, k = self.rotate(q.view(-1, 8, 256), first), self.rotate(k[:, None], first)[:, 0]
+                keys, values = (torch.cat([c[i][:prefix].float(), n]) for c, n in ((self.keys, k), (self.values, v)))
+                o = torch.softmax(q.transpose(0, 1) @ keys.T / 16, -1) @ values
+                h = h + t["gate1"] * (o.transpose(0, 1).flatten(1) @ w.o.float().T)
+                g, u = self.product(h, t["scale2"], t["shift_gu"], w.gate_up, gate_up_order()).chunk(2, -1)
+                h = h + t["gate2"] * ((torch.nn.functional.gelu(g, approximate="tanh") * u) @ w.down.float().T)
+            y = (self.normed(h) * self.t["scale_f"][s]) @ self.out_w.float().T + self.t["shift_out"][s]
+            a = a + self.dt[s] * y
+        self.tensors["actions"].copy_(a)
+        return self.tensors["actions"]
+
+
+def facts(call):
+    return Facts({**call.facts()})
+
+
+def reference(call):
+    return prepare_reference(facts(call), call.weights, {}, None).run(*call.inputs.values())
+
+
+def test_the_kernel_is_given_what_the_op_says(monkeypatch):
+    monkeypatch.setattr(expert_steps, "Expert", Emulated)
+    call = synthesize(OP, SPEC, seed=3)
+    got = expert_steps.prepare(facts(call), call.weights, {}, None).run(*call.inputs.values())
+    want = reference(call)
+    noise = call.inputs["x"]
+    assert torch.linalg.norm(got - want) < 1e-4 * torch.linalg.norm(want - noise)
+
+
+def test_other_lengths_and_an_output_of_the_caller(monkeypatch):
+    monkeypatch.setattr(expert_steps, "Expert", Emulated)
+    call = synthesize(OP, SPEC, seed=4)
+    prepared = expert_steps.prepare(facts(call), call.weights, {}, None)
+    prepared.run(*call.inputs.values())
+    for length in (1, 17, 38):
+        call.inputs["lengths"].fill_(length)
+        out = torch.full_like(call.inputs["x"], 99.0)
+        assert prepared.run(*call.inputs.values(), out=out) is out
+        torch.testing.assert_close(out, reference(call), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+@on_hopper
+def test_the_kernel_itself_eager_captured_and_with_new_weights():
+    call = synthesize(OP, SPEC, seed=5, device="cuda")
+    prepared = expert_steps.prepare(facts(call), call.weights, {}, None)
+
+    def check(got):
+        want, noise = reference(call), call.inputs["x"]
+        assert torch.linalg.norm(got - want) < 2e-2 * torch.linalg.norm(want - noise)
+
+    check(prepared.run(*call.inputs.values()))
+    out = torch.empty_like(call.inputs["x"])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        prepared.run(*call.inputs.values(), out=out)
+    for length in (38, 1, 20):
+        call.inputs["lengths"].fill_(length)
+        graph.replay()
+        check(out)
+    other = synthesize(OP, SPEC, seed=6, device="cuda").weights
+    prepared.refresh(other)
+    call.weights.update(other)
+    graph.replay()
+    check(out)
