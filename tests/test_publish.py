@@ -1,4 +1,4 @@
-"""A stranger publishes a backend: it is written, built, installed beside phyai-core in a fresh environment, and tested."""
+"""A stranger publishes a backend: it is written, built, installed beside phyai-core in a fresh environment, tested."""
 
 from __future__ import annotations
 
