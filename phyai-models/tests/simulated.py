@@ -21,6 +21,9 @@ class Nothing(WeightSource):
     def take(self, name, out):
         pass
 
+    def stored_quantized(self, name):
+        return None
+
 
 def decisions(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=False, family="pi05", libraries=None):
     """``{(role, op, dimension M or T): kernel id}`` of every call of an inference captured in a CUDA graph."""
@@ -33,6 +36,10 @@ def decisions(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=Fal
     )  # fmt: skip
     model = model_class(family)(scope, config, Precision.of(config, "bf16"), Savings())
     model.load(Nothing())
+    if family == "pi05":
+        shape = (10, 2 * config.expert.depth + 1, 3 * config.expert.width)
+        model._modulation = lambda steps: torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        model._site(10)
     rows = {
         "vision": batch * 3 * config.vision.patches,
         "prefix": batch * (3 * config.vision.patches + prompt),
@@ -43,11 +50,11 @@ def decisions(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=Fal
     for site in dispatcher.sites:
         role = site.static["role"]
         m = rows[role]
-        dims = {"M": m, "T": m, "R": 1, "B": batch * 3, "Sq": 256, "Sk": 256, "P": m, "pages": batch}
+        dims = {"M": m, "T": m, "R": 1, "B": batch * 3 if role == "vision" else batch, "Sq": 256, "Sk": 256, "P": m, "pages": batch}
         dims |= {"page_size": model.page_size, "S": 224, "C": 3}
         open_dims = {name[6:] for name in site.open_dims}
         facts = site._reader.with_dims({name: size for name, size in dims.items() if name in open_dims})
-        decision = resolve(facts, catalog, policy, environment)
+        decision = resolve(facts, catalog, policy, environment, parts=site.chained(policy))
         found.setdefault((role, site.op.name), set()).add(decision.kernel.id)
         for name, part in decision.parts.items():
             if decision.kernel.id.startswith("decomposed."):

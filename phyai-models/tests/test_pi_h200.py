@@ -1,0 +1,58 @@
+"""Which kernels π0.5 at real size is given on an H200, under the policies that ship for it. No GPU is needed."""
+
+from pathlib import Path
+
+import pytest
+from phyai.policy import load_policy
+from simulated import decisions
+
+POLICIES = Path(__file__).parents[2] / "policies" / "pi05"
+pytest.importorskip("phyai_backend_cuda")
+pytest.importorskip("phyai_backend_flashinfer")
+
+LAYERS_ONLY = "overrides:\n- {id: layers, match: {op: expert_steps}, restrict_to: decomposed.expert_steps}\n"
+
+
+def policy(name, catalog, tmp_path=None, more=""):
+    path = POLICIES / name
+    if more:
+        path = tmp_path / name
+        path.write_text((POLICIES / name).read_text() + more)
+    return load_policy(path, catalog=catalog).policy
+
+
+def test_every_call_has_a_kernel_that_is_no_reference_but_the_scaled_embedding(catalog):
+    found = decisions("h200", policy("h200_bf16.yaml", catalog), catalog)
+    reference = {key for key, ids in found.items() if any(id.startswith("reference.") for id in ids)}
+    assert reference == {("prefix", "embedding")}
+
+
+def test_attention_is_the_best_measured_for_each_shape(catalog):
+    bucket = decisions("h200", policy("h200_bf16.yaml", catalog), catalog)
+    exact = decisions("h200", policy("h200_bf16.yaml", catalog), catalog, fixed_lengths=True)
+    assert bucket["vision", "attention"] == exact["vision", "attention"] == ["torch.attention.cudnn"]
+    assert bucket["expert", "attention_paged"] == ["flashinfer.attention_paged.fa2"]
+    assert exact["expert", "attention_paged"] == ["flashinfer.attention_paged.fa2"]
+    assert exact["prefix", "attention_paged"] == ["torch.attention_paged.sdpa_cudnn"]
+    assert bucket["prefix", "attention_paged"] == ["flashinfer.attention_paged.fa3"]
+
+
+@pytest.mark.parametrize(("batch", "want"), [(1, "cuda.expert_steps.persistent"), (8, "decomposed.expert_steps")])
+def test_the_expert_is_one_launch_for_one_request(batch, want, catalog):
+    found = decisions("h200", policy("h200_bf16.yaml", catalog), catalog, batch=batch)
+    assert found["expert", "expert_steps"] == [want]
+
+
+def test_a_policy_turns_the_one_launch_off(catalog, tmp_path):
+    found = decisions("h200", policy("h200_bf16.yaml", catalog, tmp_path, LAYERS_ONLY), catalog)
+    assert found["expert", "expert_steps"] == ["decomposed.expert_steps"]
+
+
+def test_a_rule_on_the_experts_products_rules_the_one_launch_out(catalog, tmp_path):
+    rule = "  - {id: mine, priority: 20, match: {op: gemm, role: expert}, restrict_to: 'torch.gemm.*'}\n"
+    found = decisions("h200", policy("sm90_bf16.yaml", catalog), catalog)
+    assert found["expert", "expert_steps"] == ["decomposed.expert_steps"]
+    only = tmp_path / "only.yaml"
+    only.write_text("schema: phyai.kernel/v1\nrules:\n" + rule)
+    found = decisions("h200", load_policy(only, catalog=catalog).policy, catalog)
+    assert found["expert", "expert_steps"] == ["decomposed.expert_steps"]
