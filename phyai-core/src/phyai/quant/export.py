@@ -201,4 +201,5 @@ def _words(patterns: torch.Tensor, bits: int) -> torch.Tensor:
     import torch
 
     data = pack_bits(patterns.contiguous(), bits)
-    return torch.nn.functional.pad(data, (0, -data.shape[-1] % 4)).view(torch.int32)
+    padded = torch.nn.functional.pad(data, (0, -data.shape[-1] % 4))
+    return padded.clone(memory_format=torch.contiguous_format).view(torch.int32)  # strides of one row may be anything
