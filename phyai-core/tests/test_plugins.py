@@ -423,6 +423,45 @@ def test_an_id_that_two_plugins_claim_is_refused_to_both_and_both_rows_name_both
         catalog.kernel("shared.layernorm.fast")
 
 
+FORMAT = """
+from phyai.quant.formats import QuantFormat
+from phyai.predicates import TRUE
+
+@hookimpl
+def phyai_quant_formats():
+    return [QuantFormat(name, layout, TRUE, print, print) for name, layout in {}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "words"),
+    [
+        ([("same.rows", "one_rows")], [("same.rows", "two_rows")], "quant format same.rows is claimed by"),
+        ([("one.rows", "rows")], [("two.rows", "rows")], "layout rows is claimed by"),
+    ],
+)
+def test_a_format_or_a_layout_that_two_plugins_claim_is_refused_to_both(site, one, two, words):
+    write_plugin(site, "one_plugin", FORMAT.format([*one, ("one.columns", "one_columns")]))
+    write_plugin(site, "two_plugin", FORMAT.format(two))
+    write_distribution(site, "dist-one", {"one": "one_plugin"})
+    write_distribution(site, "dist-two", {"two": "two_plugin"})
+    catalog = discover(env={})
+    for name in ("one", "two"):
+        assert found(catalog, name).state is PluginState.CONFLICT
+        assert f"{words} dist-one and by dist-two" in found(catalog, name).reason
+    names = [record.name for record in catalog.quant_formats]
+    assert "one.columns" in names  # what nobody else claims stays
+    assert not {name for name, _ in (*one, *two)} & set(names)
+
+
+def test_one_plugin_may_have_several_formats_of_one_layout(site):
+    write_plugin(site, "one_plugin", FORMAT.format([("one.int4", "one_rows"), ("one.int8", "one_rows")]))
+    write_distribution(site, "dist-one", {"one": "one_plugin"})
+    catalog = discover(env={})
+    assert found(catalog, "one").state is PluginState.READY
+    assert {"one.int4", "one.int8"} <= {record.name for record in catalog.quant_formats}
+
+
 def test_disabling_one_of_two_that_clash_gives_the_id_to_the_other(site):
     write_plugin(site, "one_plugin", kernels_hook("kernel('shared.layer_norm')"))
     write_plugin(site, "two_plugin", kernels_hook("kernel('shared.layer_norm')"))

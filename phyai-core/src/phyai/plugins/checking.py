@@ -29,7 +29,9 @@ from phyai.plugins.records import Plugin, PluginState
 from phyai.predicates import PredicateErrors, match
 
 #: The kinds of record that are known by a name (and the attribute that holds it).
-_IDS = {"ops": "name", "kernels": "id", "models": "name", "commands": "name"}
+_IDS = {"ops": "name", "kernels": "id", "models": "name", "commands": "name", "quant_formats": "name"}
+#: What no two plug-ins may claim: those names, and the layouts, of which one plug-in may have several formats.
+_CLAIMS = (*_IDS.items(), ("quant_formats", "layout"))
 
 
 def check(plugins: Sequence[Plugin], core: Sequence[Op]) -> tuple[tuple[Plugin, ...], dict[str, str]]:
@@ -200,30 +202,38 @@ def module_exists(name: str) -> bool:
 
 
 def _each_against_others(plugins: list[Plugin], refused: dict[str, str]) -> list[Plugin]:
-    claims: dict[tuple[str, str], list[Plugin]] = defaultdict(list)
+    claims: dict[_Claim, list[Plugin]] = defaultdict(list)
     for plugin in plugins:
-        for kind, key in _IDS.items():
-            for record in getattr(plugin, kind):
-                claims[kind, getattr(record, key)].append(plugin)
+        for claim in dict.fromkeys(claim for kind, key in _CLAIMS for claim in _claimed(plugin, kind, key)):
+            claims[claim].append(plugin)
     clashes = {claim: owners for claim, owners in claims.items() if len(owners) > 1}
-    for (kind, identity), owners in clashes.items():
+    for (kind, key, identity), owners in clashes.items():
+        what = "layout" if key == "layout" else kind.removesuffix("s").replace("_", " ")
         refused[identity] = (
-            f"{kind.removesuffix('s')} {identity} is claimed by {' and by '.join(_origin(p) for p in owners)}, "
-            "so neither is used"
+            f"{what} {identity} is claimed by {' and by '.join(_origin(p) for p in owners)}, so neither is used"
         )
     return [_without(plugin, clashes, refused) for plugin in plugins]
 
 
-def _without(plugin: Plugin, clashes: dict[tuple[str, str], list[Plugin]], refused: dict[str, str]) -> Plugin:
+#: A kind of record, the attribute in question, and its value.
+_Claim = tuple[str, str, str]
+
+
+def _claimed(plugin: Plugin, kind: str, key: str) -> Iterator[_Claim]:
+    for record in getattr(plugin, kind):
+        if isinstance(identity := getattr(record, key, None), str):
+            yield kind, key, identity
+
+
+def _without(plugin: Plugin, clashes: dict[_Claim, list[Plugin]], refused: dict[str, str]) -> Plugin:
     mine = [claim for claim, owners in clashes.items() if any(owner is plugin for owner in owners)]
     if not mine:
         return plugin
     others = sorted(_switch(owner, plugin) for claim in mine for owner in clashes[claim] if owner is not plugin)
-    kept: dict[str, Any] = {
-        kind: tuple(record for record in getattr(plugin, kind) if (kind, getattr(record, key)) not in clashes)
-        for kind, key in _IDS.items()
-    }
-    reasons = "; ".join(refused[identity] for _, identity in mine)
+    kept: dict[str, Any] = {kind: getattr(plugin, kind) for kind in _IDS}
+    for kind, key in _CLAIMS:
+        kept[kind] = tuple(r for r in kept[kind] if (kind, key, getattr(r, key, None)) not in clashes)
+    reasons = "; ".join(refused[identity] for _, _, identity in mine)
     advice = f"remove one of the distributions, or set PHYAI_DISABLE_PLUGINS={others[0]}"
     return attrs.evolve(plugin, **kept).flag(PluginState.CONFLICT, reasons, advice)
 

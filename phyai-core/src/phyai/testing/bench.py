@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from phyai.op import FLOATS, Op
+from phyai.quant.formats import QuantFormat
 from phyai.synthesize import SynthesizedCall, synthesize, torch_dtype
 from phyai.testing.case import Case, variadic_dim
 from phyai.testing.memory import move
@@ -40,8 +40,8 @@ class Call:
         return attrs.evolve(self, inputs={name: _clone(t) for name, t in self.inputs.items()})
 
 
-def make_call(op: Op, case: Case, device: str, formats: Mapping[str, Any], *, seed: int | None = None) -> Call:
-    """The tensors of a case; ``formats`` are the quantization formats by layout."""
+def make_call(op: Op, case: Case, device: str, packed: QuantFormat | None = None, *, seed: int | None = None) -> Call:
+    """The tensors of a case; ``packed`` brings a quantized weight into the case's layout, where that is not plain."""
     spec = case.spec()
     if case.scheme is not None:
         spec = attrs.evolve(spec, dtypes={**spec.dtypes, "weight": "fp32"})  # quantized below
@@ -49,7 +49,7 @@ def make_call(op: Op, case: Case, device: str, formats: Mapping[str, Any], *, se
     _scale_values(made, case)
     weights, plain = dict(made.weights), None
     if case.scheme is not None:
-        plain, weights["weight"] = _quantized(made, case, device, formats)
+        plain, weights["weight"] = _quantized(made, case, device, packed)
     inputs = {name: None if t is None else _led(op, case, name, t) for name, t in made.inputs.items()}
     inputs = {name: None if t is None else move(t.to(device), case.memory) for name, t in inputs.items()}
     if case.alias:
@@ -105,16 +105,14 @@ def _clone(tensor: Any) -> Any:
     return tensor.new_empty(0).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-def _quantized(made: SynthesizedCall, case: Case, device: str, formats: Mapping[str, Any]) -> tuple[Any, Any]:
+def _quantized(made: SynthesizedCall, case: Case, device: str, packed: QuantFormat | None) -> tuple[Any, Any]:
     """The quantized weight, plain and in the case's layout."""
     from phyai.testing.quantized import quantized_weight
 
     assert case.scheme is not None
     weight = made.weights["weight"].float()
     plain = quantized_weight(weight, case.scheme, seed=case.seed).to(device)
-    if case.layout in (None, "plain"):
-        return plain, plain
-    return plain, formats[str(case.layout)].load_pack()(plain)
+    return plain, plain if packed is None else packed.load_pack()(plain)
 
 
 def widened(call: Call) -> Call:

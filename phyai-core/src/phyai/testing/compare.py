@@ -21,9 +21,12 @@ _EXACT = Tolerance(0.0, 0.0, 0.0)
 
 
 def tolerance_of(
-    op: Op, name: str, dtypes: Mapping[str, str], *, mutated: Iterable[str] = (), quantized_input: bool = False
+    op: Op, name: str, dtypes: Mapping[str, str], *, through: Iterable[str] = (), quantized_input: bool = False
 ) -> Tolerance:
-    """What the result ``name`` is held to; never to more than the ``mutated`` inputs, which it may be computed from.
+    """What the result ``name`` is held to.
+
+    It may be computed ``through`` tensors of other dtypes (an input that is mutated first, what lies between the parts
+    of a composite op), and is not held to more than they are.
 
     A result in fp64 is held to fp64's tolerance only where every float of the call is fp64. Where inputs are quantized
     on the way, a value may fall to either of two codes, which is as much as bf16's rounding.
@@ -35,7 +38,7 @@ def tolerance_of(
     others = [d for d in dtypes.values() if d in DEFAULT_TOLERANCE]
     if dtype == "fp64" and any(d != "fp64" for d in others):
         own = _wider(own, op.tolerance.get("fp32", DEFAULT_TOLERANCE["fp32"]))
-    for other in mutated:
+    for other in through:
         own = _wider(own, op.tolerance.get(dtypes[other], _EXACT))
     if quantized_input:
         own = _wider(own, op.tolerance.get("bf16", DEFAULT_TOLERANCE["bf16"]))

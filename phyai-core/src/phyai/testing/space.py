@@ -16,6 +16,7 @@ from phyai.facts import FactKind, FactSpec, Vocabulary
 from phyai.op import ArgSpec, Op, dim_names, dim_size
 from phyai.predicates import FALSE, AnyOf, Literal, Predicate
 from phyai.predicates._domains import Absent, find_value
+from phyai.quant.formats import PLAIN, QuantFormat
 from phyai.quant.scheme import QuantScheme
 from phyai.testing.case import Case
 from phyai.testing.schemes import schemes
@@ -47,6 +48,7 @@ class Space:
     vocabulary: Vocabulary
     elements: int = 1 << 17
     layouts: tuple[str, ...] = ("plain",)
+    formats: tuple[QuantFormat, ...] = ()
 
     @functools.cached_property
     def fixed(self) -> dict[str, Any]:
@@ -66,8 +68,18 @@ class Space:
         return case.call_facts(self.op, self.environment.facts())
 
     def holds(self, case: Case) -> bool:
+        """Whether the call is claimed, and its weight can be brought into its layout."""
         facts = self.facts(case)
-        return facts is not None and self.when.holds(facts)
+        return facts is not None and self.when.holds(facts) and self._packable(case, facts)
+
+    def _packable(self, case: Case, facts: Mapping[str, Any]) -> bool:
+        return case.layout in (None, PLAIN) or self.format_of(case, facts) is not None
+
+    def format_of(self, case: Case, facts: Mapping[str, Any]) -> QuantFormat | None:
+        """The format that packs the call's weight into its layout; None where there is none."""
+        known = {name: value for name, value in facts.items() if name != "quant.layout"}
+        fitting = (record for record in self.formats if record.layout == case.layout and record.when.holds(known))
+        return next(fitting, None)
 
     @functools.cached_property
     def bases(self) -> tuple[Case, ...]:
@@ -149,7 +161,7 @@ class Space:
         for _ in range(_ROUNDS):
             facts = self.facts(case)
             if facts is not None and self.when.holds(facts):
-                return case
+                return case if self._packable(case, facts) else None
             known = facts or {}
             kept = {name: value for name, value in known.items() if name in held or name.startswith("quant.")}
             claim = self.claim.given(kept, absent=_Below(("quant.",), (*kept, *known), held))

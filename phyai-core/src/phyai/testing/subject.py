@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -15,9 +15,10 @@ from phyai.environment import Environment
 from phyai.errors import DeclarationError
 from phyai.facts import FactValue
 from phyai.kernel import Band, Kernel, Prepared
-from phyai.op import Op
+from phyai.op import FLOATS, Op
 from phyai.policy import Policy, Restriction, Rule, default_policy
 from phyai.predicates import match
+from phyai.quant.formats import PLAIN, QuantFormat
 from phyai.testing.bench import Call, make_call, widened
 from phyai.testing.case import Case
 from phyai.testing.compare import mismatch, tolerance_of
@@ -62,17 +63,23 @@ class Subject:
             self.environment,
             self.catalog.vocabulary_of(self.op.name),
             self.elements,
-            tuple(name for name in self.kernel.layouts if name == "plain" or name in self.formats),
+            tuple(name for name in self.kernel.layouts if name == PLAIN or name in {f.layout for f in self._formats}),
+            self._formats,
         )
 
-    @functools.cached_property
-    def formats(self) -> Mapping[str, Any]:
-        return {f.layout: f for f in self.catalog.quant_formats if hasattr(f, "layout")}
+    @property
+    def _formats(self) -> tuple[QuantFormat, ...]:
+        return tuple(f for f in self.catalog.quant_formats if isinstance(f, QuantFormat))
 
     # Calls
 
     def call(self, case: Case, *, seed: int | None = None) -> Call:
-        return make_call(self.op, case, self.device, self.formats, seed=seed)
+        packed = None
+        if case.layout not in (None, PLAIN):
+            packed = self.space.format_of(case, self.space.facts(case) or {})
+            if packed is None:
+                raise NotApplicable(f"no quantization format packs such a weight into {case.layout}")
+        return make_call(self.op, case, self.device, packed, seed=seed)
 
     def site(self, call: Call, *, capture: bool = False) -> Bound:
         """The kernel, pinned at a call site of its own that is bound as an engine would."""
@@ -128,9 +135,12 @@ class Subject:
         return None
 
     def tolerance(self, call: Call, name: str) -> Any:
+        """What one result is held to: see :func:`phyai.testing.compare.tolerance_of`."""
         scheme = call.case.scheme
         coarse = scheme is not None and (scheme.input is not None or scheme.output is not None)
-        return tolerance_of(self.op, name, call.case.dtypes, mutated=call.mutated, quantized_input=coarse)
+        through = tuple(call.inputs) if self.op.decomposes else call.mutated
+        given = [name for name in through if call.case.dtypes.get(name) in FLOATS]
+        return tolerance_of(self.op, name, call.case.dtypes, through=given, quantized_input=coarse)
 
     @functools.cached_property
     def watched(self) -> tuple[Subject, list[str]]:
