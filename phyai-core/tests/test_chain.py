@@ -40,10 +40,9 @@ def dispatcher(*kernels: Kernel, rules: str = "") -> Dispatcher:
 def chained(of: Dispatcher):
     inner = of.bind("activation", layer="block.act", attrs={"activation": "silu"}, dtypes={"x": "bf16"}, dims={"D": 8})
     chain = Chain(lambda x, out=None, state=None: f"chain[{inner.run(x)}, {state}]", (inner,))
-    site = of.bind(
+    return of.bind(
         "block", layer="block", attrs={"activation": "silu"}, dtypes={"x": "bf16"}, dims={"D": 8}, chain=chain
     )
-    return site
 
 
 def test_without_a_kernel_the_callers_chain_runs_with_its_state():

@@ -50,8 +50,8 @@ def decisions(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=Fal
     for site in dispatcher.sites:
         role = site.static["role"]
         m = rows[role]
-        dims = {"M": m, "T": m, "R": 1, "B": batch * 3 if role == "vision" else batch, "Sq": 256, "Sk": 256, "P": m, "pages": batch}
-        dims |= {"page_size": model.page_size, "S": 224, "C": 3}
+        requests = batch * 3 if role == "vision" else batch
+        dims = {"M": m, "T": m, "R": 1, "B": requests, "Sq": 256, "Sk": 256, "P": m, "S": 224}
         open_dims = {name[6:] for name in site.open_dims}
         facts = site._reader.with_dims({name: size for name, size in dims.items() if name in open_dims})
         decision = resolve(facts, catalog, policy, environment, parts=site.chained(policy))

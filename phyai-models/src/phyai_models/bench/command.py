@@ -90,7 +90,7 @@ def _count(text: str) -> int:
 def _show(record: dict[str, Any], context: Context) -> None:
     case, ceilings = record["case"], record["ceilings"]
     context.say(
-        f"{record['model']} on {record['device']}, torch {record['torch']}, {case['dtype']}, {case['weights']} weights\n"
+        f"{record['model']} on {record['device']}, torch {record['torch']}\n{case['dtype']}, {case['weights']} weights, "
         f"{record['shape']}; ceilings {ceilings['tflops']:.1f} TFLOP/s, {ceilings['tb_per_s']:.2f} TB/s\n"
     )
     rows = [

@@ -185,9 +185,8 @@ class _Bench:
         found: dict[str, Any] = {}
         for name in self.options.baselines:
             self.say(f"baseline: {name}")
-            plain = plain_model(
-                self.model, source_of(self.args, self.engine.host.catalog.importers), self.model.precision.towers, sdpa=name != "torch"
-            )
+            source = source_of(self.args, self.engine.host.catalog.importers)
+            plain = plain_model(self.model, source, self.model.precision.towers, sdpa=name != "torch")
             seconds = self.options.compile_seconds if name == "compile" else None
             try:
                 baseline = make_baseline(plain, inputs, self.steps, compile_seconds=seconds)

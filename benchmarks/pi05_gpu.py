@@ -1,0 +1,81 @@
+"""π0.5 at full size on one GPU, every case that the documentation quotes, in one process after another.
+
+    python benchmarks/pi05_gpu.py --out results/ [--quick]
+
+Each case is one ``phyai bench pi05 --random-weights --json``; its record goes to OUT/pi05_<case>.json, and a table of
+all of them to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from phyai.cli.app import main as phyai
+
+POLICY = str(Path(__file__).parents[1] / "policies" / "pi05" / "h200_bf16.yaml")
+LAYERS = "overrides:\n- {id: layers, match: {op: expert_steps}, restrict_to: decomposed.expert_steps}\n"
+CASES: dict[str, list[str]] = {
+    "3cameras_exact": ["--exact", "--baseline", "torch", "--baseline", "sdpa", "--timeline", "pi05_3cameras.png"],
+    "3cameras_bucket": [],
+    "3cameras_layers": ["--exact"],
+    "2cameras_exact": ["--exact", "--cameras", "2"],
+    "batch8": ["--batch", "8"],
+    "prompt48": ["--prompt-tokens", "48"],
+    "default_policy": ["--exact"],
+    "compiled": ["--exact", "--baseline", "compile", "--compile-seconds", "150"],
+}
+QUICK = ("3cameras_exact", "3cameras_bucket", "3cameras_layers")
+
+
+def arguments(case: str, out: Path) -> list[str]:
+    """The command line of a case; pictures go to ``out``."""
+    given = [str(out / word) if word.endswith(".png") else word for word in CASES[case]]
+    policy = POLICY
+    if case == "3cameras_layers":
+        policy = str(out / "layers.yaml")
+        Path(policy).write_text(Path(POLICY).read_text() + LAYERS)
+    chosen = [] if case == "default_policy" else ["--policy", policy]
+    return ["bench", "pi05", "--random-weights", *given, *chosen, "--json"]
+
+
+def measure(case: str, out: Path) -> dict[str, Any]:
+    """Run one case and keep its record, or what it said instead."""
+    text = io.StringIO()
+    begin = time.perf_counter()
+    status = phyai(arguments(case, out), stdout=text)
+    record: dict[str, Any] = json.loads(text.getvalue()) if text.getvalue() else {"error": f"exit status {status}"}
+    record["seconds"] = round(time.perf_counter() - begin, 1)
+    (out / f"pi05_{case}.json").write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def row(case: str, record: dict[str, Any]) -> str:
+    """One line of the table."""
+    if "stages" not in record:
+        return f"{case:16} {record.get('error')}"
+    stages = "  ".join(f"{n} {s['p50']:6.2f} ({s['floor']:.2f})" for n, s in record["stages"].items())
+    ends = "  ".join(f"{n} {t['p50']:.2f}" for n, t in record["end_to_end"].items())
+    line = f"{case:16} {stages}  | {ends}"
+    for name, found in record.get("baselines", {}).items():
+        line += f"\n{'':16}   baseline {name}: " + json.dumps(found)
+    return line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
+    parser.add_argument("--case", action="append", choices=tuple(CASES), help="only this case; repeat it")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    for case in given.case or (QUICK if given.quick else CASES):
+        print(row(case, measure(case, given.out)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

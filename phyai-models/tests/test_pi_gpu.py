@@ -1,0 +1,140 @@
+"""π models on a GPU: one CUDA graph for a whole inference, held to the CPU at small size."""
+
+import attrs
+import pytest
+import torch
+from phyai.engine import RuntimeConfig
+from phyai.errors import DeviceMemoryError
+from phyai_models.pi.hosted import DeviceBatch, LerobotBatch, NewWeights
+from phyai_models.runner import memory_errors
+from pi_cases import CASES, case, cosine, engine, random_batch, random_checkpoint, relative_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+GRAPH = RuntimeConfig("graph", prompt_buckets=(4, 8))
+EXACT = attrs.evolve(GRAPH, prompt_buckets=())
+
+
+def actions(running, batch, **how):
+    return running.step(LerobotBatch(batch, **how)).actions
+
+
+@pytest.mark.parametrize("runtime", [GRAPH, EXACT], ids=["buckets", "exact"])
+@pytest.mark.parametrize("name", CASES)
+def test_handed_cases_come_out_as_on_the_cpu(name, runtime, catalog):
+    directory, inputs, expected = case(name)
+    with engine(directory, catalog=catalog, device="cuda", runtime=runtime) as running:
+        got = actions(running, inputs)
+    if name == "pi05_c":
+        assert cosine(got, expected["actions"]) > 0.999
+    else:
+        assert relative_error(got, expected["actions"]) < 1e-4
+
+
+@pytest.mark.parametrize("runtime", [GRAPH, EXACT], ids=["buckets", "exact"])
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_other_prompts_images_and_noise_are_copied_in_and_planned(family, dtype, runtime, tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, family, cameras=3, head_dim=64, width=64, expert_width=64)
+    batches = [
+        random_batch(directory, batch=1, tokens=tokens, present=present, seed=seed)
+        for seed, (tokens, present) in enumerate([(3, 3), (2, 3), (7, 3), (3, 2), (1, 3), (8, 3), (3, 3), (12, 3)])
+    ]
+    batches += [random_batch(directory, batch=3, tokens=6, seed=9), random_batch(directory, batch=1, tokens=3, seed=10)]
+    with (
+        engine(directory, catalog=catalog) as cpu,
+        engine(directory, catalog=catalog, device="cuda", runtime=runtime, dtype=dtype) as gpu,
+    ):
+        for batch in batches:
+            got, want = actions(gpu, batch), actions(cpu, batch)
+            if dtype == "float32":
+                assert relative_error(got, want) < 1e-4
+            else:
+                noise = batch["noise"][..., : want.shape[-1]]
+                assert cosine(got - noise, want - noise) > 0.995
+
+
+def test_new_weights_keep_graphs_valid(tmp_path, catalog):
+    old = random_checkpoint(tmp_path / "old", "pi05")
+    new = random_checkpoint(tmp_path / "new", "pi05", seed=1)
+    batch = random_batch(old, batch=1, tokens=3)
+    with engine(new, catalog=catalog, device="cuda", runtime=GRAPH) as running:
+        want = actions(running, batch)
+    with engine(old, catalog=catalog, device="cuda", runtime=GRAPH) as running:
+        first = actions(running, batch)
+        recording = next(iter(running.model.runner._programs.values())).recording
+        running.step(NewWeights(new))
+        assert relative_error(actions(running, batch), want) < 1e-5
+        assert next(iter(running.model.runner._programs.values())).recording is recording
+        running.step(NewWeights(old))
+        assert torch.equal(actions(running, batch), first)
+
+
+def test_a_replay_calls_no_python_of_ours(tmp_path, catalog, monkeypatch):
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch = random_batch(directory, batch=1, tokens=3)
+    with engine(directory, catalog=catalog, device="cuda", runtime=GRAPH) as running:
+        first = actions(running, batch)
+        for site in running.dispatcher.sites:
+            site.run = None  # nothing may call it
+        assert torch.equal(actions(running, batch), first)
+
+
+def test_tensors_on_the_device_are_answered_there(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch = random_batch(directory, batch=2, tokens=6)
+    with engine(directory, catalog=catalog, device="cuda", runtime=GRAPH) as running:
+        want, config = actions(running, batch), running.model.config
+        got = running.step(
+            DeviceBatch(
+                images=(torch.stack([batch[c] for c in config.cameras], 1) * 2 - 1).cuda(),
+                tokens=batch["observation.language.tokens"],
+                token_mask=batch["observation.language.attention_mask"],
+                noise=batch["noise"].cuda(),
+            )
+        )
+        assert got.is_cuda
+        assert torch.equal(got[..., : config.action_dim].cpu(), want)
+
+
+def test_a_kernel_that_fails_while_captured_is_named_and_replaced(tmp_path, catalog, caplog):
+    """A product that synchronizes, which a capture does not allow."""
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch = random_batch(directory, batch=1, tokens=3)
+    with engine(directory, catalog=catalog, device="cuda", runtime=GRAPH) as running:
+        import phyai_backend_reference.torch_rows.gemm as rows
+
+        honest = rows.F.linear
+
+        def synchronizing(*given):
+            torch.cuda.synchronize()
+            return honest(*given)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rows.F, "linear", synchronizing)
+            got = actions(running, batch)
+        chosen = {d.kernel.id for s in running.dispatcher.sites if s.op.name == "gemm" for d in s.decisions}
+        assert not chosen & {"torch.gemm.fp32", "torch.gemm.bf16"}
+        assert "failed at" in caplog.text
+        assert "another kernel takes its place" in caplog.text
+    with engine(directory, catalog=catalog) as cpu:
+        assert relative_error(got, actions(cpu, batch)) < 1e-4
+
+
+def test_running_out_of_memory_leaves_nothing_allocated():
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    held = []
+
+    def fill():
+        while True:
+            held.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda"))
+
+    with (
+        pytest.raises(DeviceMemoryError, match=r"filling needs 1000\.00 GB .* GB were still free"),
+        memory_errors(torch.device("cuda"), "filling", 10**12, "do not", held.clear),
+    ):
+        fill()
+    assert torch.cuda.memory_allocated() == before
