@@ -89,9 +89,10 @@ def _count(text: str) -> int:
 
 def _show(record: dict[str, Any], context: Context) -> None:
     case, ceilings = record["case"], record["ceilings"]
+    what = f"{record['model']} on {record['device']}, torch {record['torch']}, {case['dtype']}"
     context.say(
-        f"{record['model']} on {record['device']}, torch {record['torch']}\n{case['dtype']}, {case['weights']} weights, "
-        f"{record['shape']}; ceilings {ceilings['tflops']:.1f} TFLOP/s, {ceilings['tb_per_s']:.2f} TB/s\n"
+        f"{what}, {case['weights']} weights, {record['shape']}\n"
+        f"ceilings {ceilings['tflops']:.1f} TFLOP/s, {ceilings['tb_per_s']:.2f} TB/s\n"
     )
     rows = [
         (name, *(f"{stage[key]:.2f}" for key in ("p50", "p90", "p99", "floor")), f"{stage['share_of_floor']:.0%}",
