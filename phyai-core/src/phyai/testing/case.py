@@ -34,10 +34,10 @@ _CONTENT = ("dims", "dtypes", "attrs", "present", "facts", "scheme", "layout", "
 class Case:
     """The arguments of one call, and the form in which they are given.
 
-    ``dims``, ``dtypes`` (of every tensor that is there), ``attrs``, ``present`` and ``facts`` are those of an argument
-    spec. ``scheme`` and ``layout`` describe a quantized weight, ``params`` what a policy gives the kernel.
-    ``lead`` are the leading dimensions that a ``...M`` dimension stands for (None: one). ``alias``: floating inputs of
-    one shape share their memory, where nothing is mutated.
+    ``dims``, ``dtypes`` (of every tensor that is there), ``attrs`` (that differ from their defaults), ``present`` and
+    ``facts`` are those of an argument spec. ``scheme`` and ``layout`` describe a quantized weight, ``params`` what a
+    policy gives the kernel. ``lead`` are the leading dimensions that a ``...M`` dimension stands for (None: one).
+    ``alias``: floating inputs of one shape share their memory, where nothing is mutated.
     """
 
     dims: Mapping[str, int]
@@ -57,7 +57,8 @@ class Case:
     @classmethod
     def of(cls, op: Op, spec: ArgSpec) -> Case:
         """The call that an argument spec describes, without what it says of the model."""
-        return cls(dict(spec.dims), _all_dtypes(op, spec.dtypes, spec.present), dict(spec.attrs), tuple(spec.present))
+        dtypes = _all_dtypes(op, spec.dtypes, spec.present)
+        return cls(dict(spec.dims), dtypes, _changed(op, spec.attrs), tuple(spec.present))
 
     def spec(self) -> ArgSpec:
         return ArgSpec("conformance", self.dims, self.dtypes, self.attrs, self.present, self.facts)
@@ -68,7 +69,8 @@ class Case:
         if op.fit is not None:
             spec = op.fit(self.spec())
             dtypes = _all_dtypes(op, spec.dtypes, spec.present)
-            case = evolve(self, dims=spec.dims, dtypes=dtypes, attrs=spec.attrs, present=spec.present)
+            attributes = _changed(op, spec.attrs)
+            case = evolve(self, dims=spec.dims, dtypes=dtypes, attrs=attributes, present=spec.present)
         return case if case.lead is None or _fits(case, op) else evolve(case, lead=None)
 
     def quantized(self, scheme: QuantScheme | None, layout: str | None) -> Case:
@@ -95,8 +97,7 @@ class Case:
     def to_json(self, op: Op) -> dict[str, Any]:
         """Plain data, without what is as usual."""
         found: dict[str, Any] = {"dims": dict(self.dims), "dtypes": self._short_dtypes(op)}
-        changed = {name: value for name, value in self.attrs.items() if value != _default(op, name)}
-        more = {"attrs": changed, "present": list(self.present), "facts": dict(self.facts)}
+        more = {"attrs": _changed(op, self.attrs), "present": list(self.present), "facts": dict(self.facts)}
         found |= {name: value for name, value in more.items() if value}
         if self.scheme is not None:
             found |= {"scheme": _scheme_json(self.scheme), "layout": self.layout}
@@ -131,7 +132,7 @@ class Case:
         data |= {
             "dims": {str(name): int(size) for name, size in data["dims"].items()},
             "dtypes": _all_dtypes(op, dtypes, present),
-            "attrs": dict(data.get("attrs", {})),
+            "attrs": _changed(op, data.get("attrs", {})),
             "present": present,
             "scheme": None if scheme is None else _scheme_of(scheme),
             "lead": None if lead is None else tuple(map(int, lead)),
@@ -167,8 +168,10 @@ def _first_float(op: Op) -> str:
     return next((t.name for t in op.tensors if t.dtypes[0] in FLOATS), op.tensors[0].name)
 
 
-def _default(op: Op, name: str) -> Any:
-    return attributes(op, {}).get(name)
+def _changed(op: Op, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes that are not as they are by default."""
+    usual = attributes(op, {})
+    return {name: value for name, value in given.items() if name not in usual or value != usual[name]}
 
 
 def _fits(case: Case, op: Op) -> bool:

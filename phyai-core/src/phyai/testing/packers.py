@@ -94,7 +94,7 @@ def _tensors(weight: Any) -> Mapping[str, Any]:
 
 
 def _claimed(record: Any, environment: Environment) -> Iterator[tuple[QuantScheme, int, int]]:
-    """Claimed schemes and sizes: every scheme in its first size, then in the others."""
+    """Claimed schemes and sizes: every scheme in one size, then in the others."""
     sizes = {axis: _axis(record, axis) for axis in "NK"}
     shapes = sorted(((n, k) for n in sizes["N"] for k in sizes["K"] if n * k <= _ELEMENTS), key=lambda s: s[0] * s[1])
     found: list[tuple[QuantScheme, list[tuple[int, int]]]] = []
@@ -103,7 +103,9 @@ def _claimed(record: Any, environment: Environment) -> Iterator[tuple[QuantSchem
         if fitting:
             found.append((scheme, _spread(fitting)))
     for turn in range(max((len(shapes) for _, shapes in found), default=0)):
-        yield from ((scheme, *shapes[turn]) for scheme, shapes in found if turn < len(shapes))
+        for number, (scheme, shapes) in enumerate(found):  # another size for each, so that all come up early
+            if turn < len(shapes):
+                yield scheme, *shapes[(turn + number) % len(shapes)]
 
 
 def _schemes_of(record: Any, environment: Environment) -> Iterator[tuple[QuantScheme, Predicate]]:

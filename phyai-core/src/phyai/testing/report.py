@@ -88,8 +88,8 @@ class Report:
         return [(s, c) for s in self.subjects for c in s.checks if c.outcome is Outcome.FAILED]
 
     def skipped(self) -> list[SubjectReport]:
-        """What this machine could not run at all."""
-        return [subject for subject in self.subjects if subject.outcome is Outcome.SKIPPED]
+        """The kernels and formats that this machine could not run at all."""
+        return [s for s in self.subjects if s.outcome is Outcome.SKIPPED and s.kind != "plug-in"]
 
     def reasons(self) -> dict[str, list[str]]:
         """Why something was not checked, with the names of what was not."""
