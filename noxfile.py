@@ -23,6 +23,7 @@ TEST_TOOLS = ("pytest>=8", "hypothesis>=6.100", "build>=1.2", "hatchling>=1.27",
 #: Libraries of backends whose configuration and code generation are tested without a GPU; their tests skip where one
 #: cannot be installed.
 OPTIONAL_LIBRARIES = ("humming-kernels>=0.1.20,<0.2",)
+QUANTIZERS = ("compressed-tensors>=0.20", "nvidia-modelopt>=0.40", "transformers>=5", "pulp")
 DEMO_TOOLS = ("matplotlib>=3.8", "scikit-image>=0.24")
 
 
@@ -84,6 +85,14 @@ def gpu(session: nox.Session) -> None:
     install(session, *CPU, *GPU_BACKENDS, tools=TEST_TOOLS)
     targets = session.posargs or [f"{name}/tests" for name in (*CPU, *GPU_BACKENDS)]
     session.run("python", "-m", "pytest", "-m", "gpu", *targets)
+
+
+@nox.session
+def interop(session: nox.Session) -> None:
+    """Exchange small quantized checkpoints with compressed-tensors and ModelOpt themselves."""
+    install(session, *CPU, tools=("pytest>=8", "hypothesis>=6.100", *QUANTIZERS))
+    session.env["PYTHONPATH"] = "tests/interop"
+    session.run("python", "-m", "pytest", *(session.posargs or ["tests/interop"]))
 
 
 @nox.session
