@@ -83,6 +83,22 @@ def test_a_rule_that_names_the_fused_kernel_allows_it():
     assert chained(dispatcher(fused, rules=rules)).decide(M=4).kernel.id == "mine.block.fused"
 
 
+def test_a_restriction_on_everything_is_kept_by_the_chain():
+    """Its calls are restricted themselves; the fused kernel, though it is allowed by name, would bypass that."""
+    fused = kernel("mine.block.fused", "fused", band=Band.OPTIMIZED)
+    site = chained(dispatcher(fused, rules="rules:\n- {id: all, match: {}, restrict_to: 'mine.*'}\n"))
+    assert site.decide(M=4).kernel.id == "decomposed.block"
+
+
+def test_a_restriction_on_the_op_alone_is_not_kept_by_the_chain():
+    of = dispatcher(
+        kernel("mine.block.fused", "fused", when={"shape.D": "%16"}),
+        rules="rules:\n- {id: only, match: {op: block}, restrict_to: 'mine.*'}\n",
+    )
+    with pytest.raises(NoKernelError, match="not among what rule only"):
+        chained(of).decide(M=4)
+
+
 def test_a_rule_turns_fusing_off_and_replacing_the_policy_on_again():
     fused = kernel("mine.block.fused", "fused", band=Band.OPTIMIZED)
     of = dispatcher(fused, rules="rules:\n- {id: off, match: {op: block}, restrict_to: decomposed.block}\n")

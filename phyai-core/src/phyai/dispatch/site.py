@@ -132,7 +132,9 @@ class Site:
 
     def chained(self, policy: Policy) -> Parts | None:
         """What ``policy`` says of the call sites of the chain that was bound, or None without one."""
-        return None if self.chain is None else chained_parts({s.name: s.static for s in self.chain.sites}, policy)
+        if self.chain is None:
+            return None
+        return chained_parts({s.name: s.static for s in self.chain.sites}, policy, self.static.get("role"))
 
     def chosen(self, inputs: tuple[Any, ...]) -> Kernel:
         """The kernel that a call with these inputs runs."""

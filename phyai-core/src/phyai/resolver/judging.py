@@ -55,7 +55,7 @@ def judge(
     rule = aspects.restriction
     if rule is None or rule.restriction is None:
         return Judged(able, verdicts)
-    allowed = [k for k in able if _allows(rule.restriction, k, parts)]
+    allowed = [k for k in able if _allows(rule, rule.restriction, k, parts)]
     warnings: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     relaxed = allowed
@@ -73,9 +73,12 @@ def _demand(aspects: Aspects, policy: Policy) -> tuple[NumericsDemand | None, Ru
     return policy.defaults.numerics, None
 
 
-def _allows(restriction: Restriction, kernel: Kernel, parts: Parts) -> bool:
-    """A decomposition is allowed by its own id, or when every kernel that its parts resolve to is."""
+def _allows(rule: Rule, restriction: Restriction, kernel: Kernel, parts: Parts) -> bool:
+    """A decomposition is allowed by its own id, or when every kernel that its parts resolve to is; a chain also when
+    the rule restricts every call in it."""
     if restriction.allows(kernel.id):
+        return True
+    if is_decomposition(kernel) and rule.ref in parts.held:
         return True
     inner = parts.kernel_ids if is_decomposition(kernel) else ()
     return bool(inner) and all(restriction.allows(part) for part in inner)

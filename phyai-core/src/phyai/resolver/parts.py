@@ -9,7 +9,7 @@ import attrs
 
 from phyai.catalog import Catalog
 from phyai.composite import is_decomposition, part_facts
-from phyai.decision import Decision, Rejected, Stage
+from phyai.decision import Decision, Rejected, RuleRef, Stage
 from phyai.environment import Environment
 from phyai.errors import NoKernelError
 from phyai.facts import Facts
@@ -24,11 +24,13 @@ _WILD = frozenset("*?[")
 @attrs.frozen
 class Parts:
     """Decisions by part name. ``ban`` is the strongest rule on a part that rules fusion out, with the part's
-    name; ``problem`` says which part has no kernel, if one has none."""
+    name; ``problem`` says which part has no kernel, if one has none. ``held`` are the rules that every call of a
+    chain is held to by itself."""
 
     decisions: Mapping[str, Decision] = attrs.field(factory=dict)
     ban: tuple[str, Rule] | None = None
     problem: str = ""
+    held: frozenset[RuleRef] = frozenset()
 
     @property
     def kernels(self) -> dict[str, Kernel]:
@@ -77,14 +79,22 @@ def resolve_parts(op: Op, facts: Facts, catalog: Catalog, policy: Policy, enviro
     return Parts(decisions, ban, problem)
 
 
-def chained_parts(calls: Mapping[str, Facts], policy: Policy) -> Parts:
-    """What the rules on the call sites of a chain (their facts by name) mean for fused kernels."""
+def chained_parts(calls: Mapping[str, Facts], policy: Policy, role: object = None) -> Parts:
+    """What the rules on the call sites of a chain (their facts by name) mean for it and for fused kernels.
+
+    A restriction that matches every call of the chained op's own ``role`` restricts those, so the chain keeps to it.
+    """
     ban: tuple[str, Rule] | None = None
+    held: frozenset[RuleRef] | None = None
     for name, facts in calls.items():
-        for rule in _binding(policy.aspects(facts)):
+        aspects = policy.aspects(facts)
+        for rule in _binding(aspects):
             if ban is None or rule.strength > ban[1].strength:
                 ban = (name, rule)
-    return Parts(ban=ban)
+        if facts.get("role") == role:
+            matched = frozenset(rule.ref for rule in aspects.matched)
+            held = matched if held is None else held & matched
+    return Parts(ban=ban, held=held or frozenset())
 
 
 def _binding(aspects: Aspects) -> tuple[Rule, ...]:
