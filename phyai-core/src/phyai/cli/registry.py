@@ -21,7 +21,7 @@ BUILT_IN: tuple[Command, ...] = (
     Command("kernels", "list the kernels, or describe one", "phyai.cli.kernels"),
     Command("conformance", "test whether kernels do what they declare", "phyai.cli.conformance"),
     Command("new-backend", "write a new backend, ready to build and test", "phyai.cli.new_backend"),
-    Command("inspect", "show what a checkpoint's quantization is, or why it is refused", "phyai.quant.inspect_command"),
+    Command("inspect", "show what a checkpoint's quantization is, or why it is refused", "phyai.cli.inspect"),
 )
 
 
