@@ -89,6 +89,8 @@ def test_an_example_of_a_backend_is_chosen_by_its_band_and_passes_the_kit(fresh)
         assert decision["chosen"] == "example.gated_activation.in_place"
         report = fresh.asked("conformance", "example", "--device", "cpu", "--seconds", "6")
         assert report["passed"], report
+        tests = ROOT / "examples" / "phyai-backend-example" / "tests"
+        fresh.python("-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", tests)
         bench = fresh.python("-m", "phyai_backend_example.bench", "--rounds", "1", "--largest", "1000000")
         assert "pi05.expert" in bench
     finally:
