@@ -95,12 +95,12 @@ def test_the_calls_of_every_sort_of_op_can_be_recorded_and_made_again(op):
     world = discover({})
     environment = Environment.detect("cpu", libraries=world.libraries)
     spec = next(s for s in world.op(op).arg_specs if s.name.startswith("small."))
-    call = make_call(world.op(op), Case.of(world.op(op), spec), "cpu", {})
+    call = make_call(world.op(op), Case.of(world.op(op), spec), "cpu")
     bound = bind(world, default_policy(), environment, call)
     with recording(bound.dispatcher) as seen:
         bound.run(call)
     task = next(t for t in seen.tasks(world, environment) if t.op == op)
-    made = make_call(world.op(op), task.case, "cpu", {})
+    made = make_call(world.op(op), task.case, "cpu")
     shapes = {name: None if t is None else tuple(t.shape) for name, t in call.inputs.items()}
     assert {name: None if t is None else tuple(t.shape) for name, t in made.inputs.items()} == shapes
     assert {n: tuple(w.shape) for n, w in made.weights.items()} == {n: tuple(w.shape) for n, w in call.weights.items()}

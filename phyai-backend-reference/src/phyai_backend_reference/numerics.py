@@ -39,6 +39,11 @@ def dtype_of(facts: Facts, tensor: str) -> torch.dtype:
     return DTYPES[str(facts[f"dtype.{tensor}"])]
 
 
+def size(facts: Facts, dim: str) -> int:
+    """A dimension of the call."""
+    return int(facts[f"shape.{dim}"])  # type: ignore[arg-type]  # shapes are numbers
+
+
 def attribute(facts: Facts, name: str, default: T) -> T:
     """An attribute of the call; ``default`` where it is absent."""
     return facts.get(f"attrs.{name}", default)  # type: ignore[return-value]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import attribute, dtype_of, give, in_place
+from phyai_backend_reference.numerics import attribute, dtype_of, give, in_place, size
 
 
 def _norm(x: torch.Tensor, modulation: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,13 +26,13 @@ def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    heads, eps = int(facts["attrs.heads"]), attribute(facts, "eps", 1e-6)
+    heads, eps = attribute(facts, "heads", 1), attribute(facts, "eps", 1e-6)
     name, dtype = attribute(facts, "activation", "silu"), dtype_of(facts, "y")
     activation = (
         F.silu if name == "silu" else lambda x: F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
     )
-    steps, head_dim = int(facts["shape.steps"]), int(facts["shape.head_dim"])
-    kv_heads, layers = int(facts["shape.kv_heads"]), int(facts["shape.layers"])
+    steps, head_dim = size(facts, "steps"), size(facts, "head_dim")
+    kv_heads, layers = size(facts, "kv_heads"), size(facts, "layers")
 
     def run(
         x: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: torch.Tensor,

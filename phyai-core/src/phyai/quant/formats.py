@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -44,6 +44,13 @@ class QuantFormat:
     def load_unpack(self) -> Callable[..., Any]:
         """Import and return the unpacker."""
         return load(self.unpack)
+
+
+def holding(formats: Iterable[Any], layout: str | None, facts: Mapping[str, Any]) -> QuantFormat | None:
+    """The format that packs a weight with such ``facts`` into ``layout``; None where there is none."""
+    known = {name: value for name, value in facts.items() if name != "quant.layout"}
+    mine = (f for f in formats if isinstance(f, QuantFormat) and f.layout == layout)
+    return next((f for f in mine if f.when.holds(known)), None)
 
 
 def load(target: str | Callable[..., Any]) -> Callable[..., Any]:

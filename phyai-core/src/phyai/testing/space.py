@@ -16,7 +16,7 @@ from phyai.facts import FactKind, FactSpec, Vocabulary
 from phyai.op import ArgSpec, Op, dim_names, dim_size
 from phyai.predicates import FALSE, AnyOf, Literal, Predicate
 from phyai.predicates._domains import Absent, find_value
-from phyai.quant.formats import PLAIN, QuantFormat
+from phyai.quant.formats import PLAIN, QuantFormat, holding
 from phyai.quant.scheme import QuantScheme
 from phyai.testing.case import Case
 from phyai.testing.schemes import schemes
@@ -77,9 +77,7 @@ class Space:
 
     def format_of(self, case: Case, facts: Mapping[str, Any]) -> QuantFormat | None:
         """The format that packs the call's weight into its layout; None where there is none."""
-        known = {name: value for name, value in facts.items() if name != "quant.layout"}
-        fitting = (record for record in self.formats if record.layout == case.layout and record.when.holds(known))
-        return next(fitting, None)
+        return holding(self.formats, case.layout, facts)
 
     @functools.cached_property
     def bases(self) -> tuple[Case, ...]:

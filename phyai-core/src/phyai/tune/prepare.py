@@ -15,6 +15,7 @@ from phyai.facts import FactValue
 from phyai.op import Op
 from phyai.policy import Layer, Policy, Restriction, Rule
 from phyai.predicates import match
+from phyai.quant.formats import holding
 from phyai.quant.weight import QuantizedWeight
 from phyai.testing.bench import Call, make_call
 from phyai.testing.compare import mismatch, tolerance_of
@@ -45,8 +46,8 @@ class Bench:
             CallError: the task says too little to make tensors from.
         """
         op = catalog.op(task.op)
-        formats = {f.layout: f for f in catalog.quant_formats}
-        call = make_call(op, task.case, torch_device(environment), formats)
+        packed = holding(catalog.quant_formats, task.case.layout, task.facts(catalog, environment))
+        call = make_call(op, task.case, torch_device(environment), packed)
         count = timer.sets(sum(map(_nbytes, [*call.inputs.values(), *call.weights.values()])))
         copies = tuple(
             attrs.evolve(call, inputs=_copied(call.inputs), weights=_copied(call.weights)) for _ in range(1, count)
