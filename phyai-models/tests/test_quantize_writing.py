@@ -27,7 +27,8 @@ def small(folder, dtype=torch.bfloat16, n=24, k=64, **config):
     folder.mkdir(parents=True)
     generator = torch.Generator().manual_seed(0)
     tensors = {
-        "a.up_proj.weight": torch.randn(n, k, generator=generator), "a.up_proj.bias": torch.randn(n, generator=generator),
+        "a.up_proj.weight": torch.randn(n, k, generator=generator),
+        "a.up_proj.bias": torch.randn(n, generator=generator),
         "a.head.weight": torch.randn(8, k, generator=generator), "embed_tokens.weight": torch.randn(10, k),
         "norm.weight": torch.ones(k),
     }  # fmt: skip

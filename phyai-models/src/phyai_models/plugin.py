@@ -41,6 +41,10 @@ def phyai_commands() -> Iterable[Command]:
             "phyai_models.quantized.quantize_command",
         ),
         Command(
+            "sensitivity", "measure which layers bear quantization; write a mixed-precision policy",
+            "phyai_models.quantized.sensitivity_command",
+        ),
+        Command(
             "dequantize", "write a checkpoint's linear weights as float32", "phyai_models.quantized.dequantize_command"
         ),
     ]  # fmt: skip

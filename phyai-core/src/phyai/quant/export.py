@@ -10,7 +10,7 @@ it is used, so that a scheme that would come back as another one is never writte
 >>> describe(QuantScheme(TensorQuant("fp8_e5m2", "channel")))
 Traceback (most recent call last):
 ...
-phyai.errors.CheckpointError: compressed-tensors has no fp8_e5m2; it has integers of 2 to 8 bits, fp4_e2m1, fp6_e2m3 and fp8_e4m3
+phyai.errors.CheckpointError: compressed-tensors has no fp8_e5m2; it has int2 to int8, fp4_e2m1, fp6_e2m3 and fp8_e4m3
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _format(scheme: QuantScheme) -> str:
 def _args(quant: TensorQuant, *, activation: bool) -> dict[str, Any]:
     if quant.dtype not in _FLOATS and quant.element.kind != "int":
         raise CheckpointError(
-            f"compressed-tensors has no {quant.dtype}; it has integers of 2 to 8 bits, "
+            f"compressed-tensors has no {quant.dtype}; it has int2 to int8, "
             f"{', '.join(_FLOATS[:-1])} and {_FLOATS[-1]}"
         )
     if quant.zero_point == "float" or quant.g_idx:
@@ -114,7 +114,9 @@ def _require_read_back(scheme: QuantScheme, group: Mapping[str, Any]) -> None:
         try:
             read = tensor_quant(key, group[key], activation=key != "weights")
         except Refuse as refuse:
-            raise CheckpointError(f"compressed-tensors cannot say the {what} of {scheme.name}: {refuse.reason}") from None
+            raise CheckpointError(
+                f"compressed-tensors cannot say the {what} of {scheme.name}: {refuse.reason}"
+            ) from None
         if quant.scale_dtype in ("fp32", "bf16", "fp16"):  # the stored tensor's own type says it
             read = attrs.evolve(read, scale_dtype=quant.scale_dtype)
         if read != quant:

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write; it must not exist")
     parser.add_argument(
         "--report", action="append", nargs="?", const="-", default=[], metavar="FILE",
-        help="measure what it costs; FILE ends in .json, .html or .png (may be repeated), without one the table is shown",
+        help="measure what it costs, and write it to FILE (.json, .html or .png; may be repeated); the table is shown",
     )  # fmt: skip
     parser.add_argument(
         "--inputs", metavar="FILE",
@@ -33,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, context: Context) -> int:
+    from phyai_models.quantized.quiet import warnings_once
+
+    with warnings_once():
+        return _run(args, context)
+
+
+def _run(args: argparse.Namespace, context: Context) -> int:
     from phyai_models.quantized.writing import write_quantized
 
     wrong = [name for name in args.report if name != "-" and Path(name).suffix not in (".json", ".html", ".png")]
@@ -62,7 +69,10 @@ def main(args: argparse.Namespace, context: Context) -> int:
             "out": str(written.out), "bytes_before": written.before, "bytes_after": written.after,
             "kept": list(written.kept),
             "layers": [
-                {"name": s.name, "path": s.path, "scheme": s.scheme.name, "bytes_before": s.before, "bytes_after": s.after}
+                {
+                    "name": s.name, "path": s.path, "scheme": s.scheme.name, "bytes_before": s.before,
+                    "bytes_after": s.after,
+                }
                 for s in written.layers
             ],
         }  # fmt: skip

@@ -183,7 +183,9 @@ class Observer:
         if x is not None:
             given = x
             if weight.scheme.input is not None:
-                given = quantize_input(x, weight.scheme.input, weight.input_scale, weight.input_zero_point).dequantized()
+                given = quantize_input(
+                    x, weight.scheme.input, weight.input_scale, weight.input_zero_point
+                ).dequantized()
             output = sqnr(x @ original.T, given @ rounded.T)
         self._layers[name] = (sqnr(original, rounded), output)
 
