@@ -36,6 +36,8 @@ def prepare_channel(
 def _prepare(facts: Facts, weights: Mapping[str, Any], *, rowwise: bool) -> Prepared:
     weight: QuantizedWeight = weights["weight"]
     bias = weights.get("bias")
+    if bias is not None:
+        bias = bias.contiguous()  # _scaled_mm reads it as if it were
     n, k = weight.shape
     dtype = dtype_of(facts, "y")
     per_token = facts["quant.activation_granularity"] == "token"

@@ -116,14 +116,17 @@ def _quantized(made: SynthesizedCall, case: Case, device: str, packed: QuantForm
 
 
 def widened(call: Call) -> Call:
-    """The call in float64 wherever its signature allows that, contiguous, with the plain weight."""
+    """The call in float64 wherever its signature allows that, contiguous, with the plain weight.
+
+    Inputs that are quantized on the way stay as they are: which of two codes a value between them gets follows from how
+    its scale is rounded.
+    """
     import torch
 
-    allowed = {t.name: t.dtypes for t in call.op.tensors}
-    dtypes = {
-        name: "fp64" if dtype in FLOATS and "fp64" in allowed[name] else dtype
-        for name, dtype in call.case.dtypes.items()
-    }
+    scheme = call.case.scheme
+    kept = set(call.inputs) if scheme is not None and scheme.input is not None else set()
+    wider = {t.name for t in call.op.tensors if "fp64" in t.dtypes and t.name not in kept}
+    dtypes = {name: "fp64" if dtype in FLOATS and name in wider else dtype for name, dtype in call.case.dtypes.items()}
 
     def wide(name: str, tensor: Any) -> Any:
         if not isinstance(tensor, torch.Tensor):
