@@ -16,13 +16,16 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
 from phyai.errors import DeclarationError
 from phyai.facts import Facts
 from phyai.kernel import Kernel
+
+if TYPE_CHECKING:
+    from phyai.quant.lowering import LayoutChoice
 
 
 class Stage(enum.Enum):
@@ -87,7 +90,8 @@ class Decision:
     ``kernel`` is None only inside a :class:`phyai.errors.NoKernelError`, whose message is ``failure``.
     ``diagnosis`` puts into words what was found of every candidate, once somebody asks. ``matched`` are the rules
     that matched the call; ``decided_by`` is the layer whose say put the winner first. ``parts`` are the decisions
-    of a composite op's parts.
+    of a composite op's parts. ``layouts`` says, where that was part of the question, how quantized weights would lie
+    and why, by weight.
     """
 
     op: str
@@ -101,6 +105,7 @@ class Decision:
     warnings: tuple[str, ...] = ()
     parts: Mapping[str, Decision] = attrs.field(factory=dict)
     failure: str | None = None
+    layouts: Mapping[str, LayoutChoice] = attrs.field(factory=dict, eq=False)
 
     @functools.cached_property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -133,6 +138,7 @@ class Decision:
             "assumptions": list(self.assumptions),
             "warnings": list(self.warnings),
             "parts": {name: part.to_json() for name, part in self.parts.items()},
+            **({"layouts": {n: choice.to_json() for n, choice in self.layouts.items()}} if self.layouts else {}),
         }
 
 

@@ -122,8 +122,8 @@ class Dispatcher:
         that every call has it), ``present`` the optional inputs that every call gives. ``facts`` adds what the
         signature does not say (``quant.*``, ``model.*``). ``capture``: the site will run inside a CUDA graph.
 
-        A quantized weight in the plain layout is packed into the layout that :mod:`phyai.dispatch.layouts` chooses for
-        it over the numbers of rows (M) from ``rows[0]`` to ``rows[1]``, or into the one that ``layouts`` names for it.
+        A quantized weight in the plain layout is packed into the layout that :mod:`phyai.dispatch.layouts` chooses for it
+        over the numbers of rows (M) from ``rows[0]`` to ``rows[1]``, or into the one that ``layouts`` names for it.
 
         ``chain`` is how the caller computes a chained op itself.
 
@@ -152,7 +152,9 @@ class Dispatcher:
         with self._lock:
             chosen = self._layouts.choose(signature, static, plain_quantized(own), rows=rows, forced=layouts)
         lowering = Lowering(static, chosen, rows, dict(layouts or {}))
-        site = Site(self, signature, name, lowering.lowered(signature), lowering.packed(own), self.policy, lowering, chain)
+        site = Site(
+            self, signature, name, lowering.lowered(signature), lowering.packed(own), self.policy, lowering, chain
+        )
         with self._lock:
             self._roots.append(site)
         return site

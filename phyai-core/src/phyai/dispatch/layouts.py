@@ -112,6 +112,22 @@ class Layouts:
             self._chosen[key] = self._choose(op, static, wanted, rows)
         return self._chosen[key]
 
+    def of_facts(self, op: Op, facts: Facts) -> dict[str, LayoutChoice]:
+        """The layouts of the quantized weights of a call that is known by its facts alone, by the fact that says them.
+
+        Those that ``facts`` give are not chosen, nor are those for which no layout gives the call a kernel.
+        """
+        found = {}
+        for weight in (t.name for t in op.weights if "int8" in t.dtypes):  # weights that can hold codes
+            fact = _fact(op, weight)
+            prefix = fact.removesuffix("layout")
+            if fact not in facts and f"{prefix}scheme" in facts:
+                try:
+                    found[fact] = self.choose(op, facts, [weight])[weight]
+                except NoKernelError:
+                    continue  # the decision says why, with the weight plain
+        return found
+
     def _choose(
         self, op: Op, static: Facts, wanted: Sequence[Wanted], rows: tuple[int, int] | None
     ) -> dict[str, LayoutChoice]:

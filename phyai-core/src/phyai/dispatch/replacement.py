@@ -86,9 +86,7 @@ def _redecide(dispatcher: Dispatcher, change: _Change, entry: Entry, policy: Pol
         return False
     try:
         parts = site.chained(policy)
-        decision = resolve(
-            facts, dispatcher.catalog, policy, dispatcher.environment, failed=entry.failed, parts=parts
-        )
+        decision = resolve(facts, dispatcher.catalog, policy, dispatcher.environment, failed=entry.failed, parts=parts)
     except NoKernelError as error:
         if isinstance(error.decision, Decision) and _only_layout(error.decision, policy):
             reload.append(site.name)

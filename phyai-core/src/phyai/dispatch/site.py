@@ -20,8 +20,8 @@ from phyai.facts import Facts
 from phyai.kernel import Capture, Kernel
 from phyai.op import Op, bind_dims
 from phyai.policy import Policy
-from phyai.resolver.parts import Parts, chained_parts
 from phyai.quant.weight import QuantizedWeight
+from phyai.resolver.parts import Parts, chained_parts
 
 if TYPE_CHECKING:
     from phyai.dispatch.chain import Chain

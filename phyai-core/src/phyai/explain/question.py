@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+import attrs
+
 from phyai.calls import call_facts, check_names, fill_dtypes
 from phyai.catalog import Catalog
 from phyai.decision import Decision
+from phyai.dispatch.layouts import Layouts
 from phyai.environment import Environment
 from phyai.errors import NoKernelError
 from phyai.facts import Facts, canonical_dtype
@@ -24,6 +27,8 @@ def explain_call(
 ) -> Decision:
     """The decision for a call of which only ``given`` is known, with what was assumed to complete it.
 
+    Where a weight is quantized and its layout is not given, it is chosen as for a site with these rows.
+
     ``given`` maps facts (``shape.M``, ``dtype.x``, ``role``, …) to values; None says that a fact is absent. A call
     that no kernel may run gives a decision too: its ``kernel`` is None and ``failure`` says why.
 
@@ -31,11 +36,16 @@ def explain_call(
         DeclarationError: an unknown op.
         CallError: an unknown fact, or a value that the signature does not allow.
     """
-    facts, assumptions = complete(catalog.op(op), given, catalog, environment)
+    signature = catalog.op(op)
+    facts, assumptions = complete(signature, given, catalog, environment)
+    layouts = Layouts(catalog, policy, environment).of_facts(signature, facts)
+    facts = facts.replace({fact: choice.layout for fact, choice in layouts.items()})
+    assumptions += tuple(f"{fact}={choice.layout}: {choice.why}" for fact, choice in layouts.items())
     try:
-        return resolve(facts, catalog, policy, environment, assumptions=assumptions)
+        decision = resolve(facts, catalog, policy, environment, assumptions=assumptions)
     except NoKernelError as error:
-        return cast("Decision", error.decision)
+        decision = cast("Decision", error.decision)
+    return attrs.evolve(decision, layouts=layouts)
 
 
 def complete(

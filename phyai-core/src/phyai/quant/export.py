@@ -76,8 +76,7 @@ def _format(scheme: QuantScheme) -> str:
 def _args(quant: TensorQuant, *, activation: bool) -> dict[str, Any]:
     if quant.dtype not in _FLOATS and quant.element.kind != "int":
         raise CheckpointError(
-            f"compressed-tensors has no {quant.dtype}; it has int2 to int8, "
-            f"{', '.join(_FLOATS[:-1])} and {_FLOATS[-1]}"
+            f"compressed-tensors has no {quant.dtype}; it has int2 to int8, {', '.join(_FLOATS[:-1])} and {_FLOATS[-1]}"
         )
     if quant.zero_point == "float" or quant.g_idx:
         what = "floating zero points" if quant.zero_point else "a group index without calibration"
@@ -193,7 +192,8 @@ def _zero_point(weight: QuantizedWeight, *, packed: bool) -> torch.Tensor:
 
     quant, zero = weight.scheme.weight, weight.zero_point
     if not packed:
-        return (zero.reshape(1) if quant.granularity == "tensor" else zero).to(torch.int8)
+        codes: torch.Tensor = zero.reshape(1) if quant.granularity == "tensor" else zero
+        return codes.to(torch.int8)
     half = 1 << (quant.bits - 1)
     return _words((zero + half).to(torch.uint8).t().contiguous(), quant.bits).t()
 
