@@ -305,7 +305,14 @@ def test_explain_reads_values_by_the_kind_of_the_fact(phyai):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("-s", "M=fifty"), "shape.M='fifty' is no number"),
+        (("-s", "M=fifty"), "shape.M='fifty' is no whole number"),
+        (("-s", "M=1.5"), "shape.M='1.5' is no whole number"),
+        (("-s", "M=5", "-s", "M=6"), "shape.M is given twice"),
+        (("-f", "quant.weight=in4"), "did you mean `int4`?"),
+        (("-f", "quant.weight=int4", "-f", "quant.granularity=group"), "group_size"),
+        (("-f", "device.arch=sm80"), "use --device"),
+        (("-f", "op=rope"), "use --op"),
+        (("--device", "sm9O"), "did you mean sm90"),
         (("-s", "M"), "name=value"),
         (("-s", "Q=3"), "shape.Q"),
         (("-f", "mode.capture=perhaps"), "neither true nor false"),

@@ -92,6 +92,8 @@ def test_no_spelling_belongs_to_two_devices():
 def test_a_misspelt_device_gets_suggestions():
     with pytest.raises(DeviceError, match="did you mean h200"):
         find_device("h20O")
+    with pytest.raises(DeviceError, match="did you mean sm90"):
+        find_device("sm9O")
     with pytest.raises(DeviceError, match="known devices: t4"):
         find_device("quantum")
 

@@ -71,7 +71,7 @@ def test_the_engines_facts_are_on_every_site():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"attrs": {"kindd": "relu"}}, "act has no attribute 'kindd'; did you mean 'kind'"),
+        ({"attrs": {"kindd": "relu"}}, "act has no attribute 'kindd'; did you mean `kind`"),
         ({"attrs": {"kind": "cube"}}, "kind='cube'; allowed: relu, square"),
         ({"dims": {"E": 8}}, "act has no dimension 'E'"),
         ({"dims": {"D": 0}}, "D=0; the signature asks for at least 1"),
@@ -81,7 +81,7 @@ def test_the_engines_facts_are_on_every_site():
         ({"weights": {"w": Fake((3,))}}, "act has no weight 'w'"),
         ({"present": ("y2",)}, "act has no tensor 'y2'"),
         ({"present": ("x",)}, "x is not optional"),
-        ({"facts": {"model.famly": "pi05"}}, "did you mean model.family"),
+        ({"facts": {"model.famly": "pi05"}}, "did you mean `model.family`"),
     ],
 )
 def test_binding_checks_the_signature(changes, words):

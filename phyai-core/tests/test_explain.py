@@ -206,3 +206,11 @@ def test_parts_of_a_composite_are_shown_below_it():
     assert text.index("mlp → decomposed.mlp") < text.index("part up:") < text.index("gemm → a.gemm")
     parsed(to_html(d))
     assert "Part up" in to_html(d)
+
+
+def test_a_question_that_says_how_a_weight_is_quantized_gets_the_whole_scheme():
+    d = explain({"quant.weight": "int8", "quant.group_size": 128})
+    assert d.facts["quant.scheme"] == "w8a16_g128"
+    assert d.facts["quant.g_idx"] is False
+    assert any("scheme that the other quant.* facts describe" in a and "w8a16_g128" in a for a in d.assumptions)
+    assert "quant.scheme" not in explain({}).facts

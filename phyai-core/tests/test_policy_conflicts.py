@@ -201,3 +201,12 @@ def test_rules_that_overlap_beyond_counting_are_said_to_be_unchecked(monkeypatch
         for i, (p, n) in enumerate([(4, "any"), (8, "reproducible"), (16, "batch_invariant")])
     ]
     assert any("not all pairs were compared" in w.message for w in load(*lines).warnings)
+
+
+def test_the_call_that_both_match_is_one_that_somebody_makes():
+    problem = conflict(
+        "{id: a, match: {op: gemm, shape.M: '<=64', model.tags: ci}, prefer: torch.gemm.bf16}",
+        "{id: b, match: {op: gemm, model.tags: debug}, prefer: reference.gemm}",
+    )
+    assert "model.tags={ci, debug}" in problem.message
+    assert "shape.M=1" in problem.message

@@ -48,8 +48,8 @@ def test_nine_mistakes_are_reported_together_each_with_place_and_suggestion():
     assert found == [
         (4, 32, "restrictto", "did you mean `restrict_to`?"),
         (5, 31, "devic.arch", "did you mean `device.arch`?"),
-        (6, 44, "sm9O", "did you mean sm90?"),
-        (7, 25, "rms_nrom", "did you mean rms_norm?"),
+        (6, 44, "sm9O", "did you mean `sm90`?"),
+        (7, 25, "rms_nrom", "did you mean `rms_norm`?"),
         (8, 40, "<=sixty", 'write 64, "<=64", "64..512" or "%16"'),
         (9, 23, "high", "for example 10; higher wins"),
         (10, 5, "g", "give it `prefer`, `restrict_to` or `pin`"),
@@ -221,10 +221,43 @@ def test_a_mistake_is_named_with_its_place_and_what_to_write(text, problem):
     assert only("schema: v1\n" + text.replace("\\n", "\n") + "\n").startswith(f"p.yaml:{problem}")
 
 
+@pytest.mark.parametrize("text", [text for text, _ in handed_refusals()])
+def test_every_mistake_has_the_offending_text_and_a_suggestion(text):
+    with pytest.raises(PolicyError) as caught:
+        load("schema: v1\n" + text.replace("\\n", "\n") + "\n")
+    assert all(problem.got and problem.suggestion for problem in caught.value.problems)
+
+
+def test_sections_that_are_left_empty_say_nothing():
+    assert load("schema: v1\ndefaults:\nrules:\noverrides:\n").policy.rules == load("schema: v1\n").policy.rules
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        (rules("{id: a, match: {lib.flashinfr: '>=1'}, numerics: any}"), "no installed backend declares this library"),
+        ("schema: v1\ndefaults: {ties: [tortch]}\n", "did you mean `torch`?"),
+        (
+            "schema: v1\nquantization: {rules: [{match: {glob: '*'}, scheme: {weight: int8}, layout: plian}]}\n",
+            "no installed backend has this layout (got `plian`; did you mean `plain`?)",
+        ),
+    ],
+)
+def test_a_name_of_something_that_may_not_be_installed_is_a_warning(text, warning):
+    (found,) = load(text).warnings
+    assert warning in str(found)
+
+
+def test_a_misspelt_kernel_is_taken_for_one_of_its_own_op():
+    text = rules("{id: a, match: {op: gemm}, restrict_to: torch.gemm.fp8_skaled}")
+    assert "did you mean `torch.gemm.fp8_scaled`?" in only(text)
+    assert "did you mean" not in only(rules("{id: a, match: {op: gemm}, restrict_to: torch.gemm.zzzzzzzzzzz}"))
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "p.yaml:1:1: a policy file is a mapping"),
+        ("", "p.yaml:1:1: the file says nothing (got `null`; begin with `schema: phyai.kernel/v1`)"),
         ("- a\n", "p.yaml:1:1: a policy file is a mapping (got `[a]`; begin with `schema: phyai.kernel/v1`)"),
         ("schema: phyai.kernel/v2\n", "p.yaml:1:9: a schema that this version does not read (got `phyai.kernel/v2`;"),
         ("schema: [v1]\n", "p.yaml:1:9: a schema that this version does not read (got `[v1]`;"),

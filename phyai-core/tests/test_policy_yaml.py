@@ -71,7 +71,7 @@ def test_anchors_aliases_and_merge_keys_stand_for_what_they_name():
         ("a:\n\tb: 1\n", 2, 1, "not valid YAML"),
         ("a: b: c\n", 1, 5, "not valid YAML"),
         ('a: "\\UFFFFFFFF"\n', 1, 1, "not valid YAML"),
-        ("a: 1\nb: \x00\n", 2, 4, "a character that YAML does not allow (got `character U+0000`)"),
+        ("a: 1\nb: \x00\n", 2, 4, "a character that YAML does not allow (got `character U+0000`; remove it)"),
         ("a: \ud800\n", 1, 4, "a character that YAML does not allow"),
         (b"a: 1\nb: \xff\n", 2, 4, "the file is not UTF-8 (got `byte 0xff`"),
         ("a: 1\n".encode("utf-16"), 1, 1, "the file is not UTF-8"),

@@ -9,13 +9,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from phyai.errors import CallError
 from phyai.facts import Facts, FactValue, Vocabulary, canonical_dtype
 from phyai.op import FLOATS, Attr, Op
+from phyai.spelling import did_you_mean
 
 
 def call_facts(
@@ -104,7 +104,7 @@ def check_names(op: Op, names: Iterable[str], vocabulary: Vocabulary) -> None:
     for name in names:
         if vocabulary.find(name) is None:
             near = vocabulary.suggest(name)
-            hint = f"did you mean {near}?" if near else f"`phyai ops {op.name}` lists the facts"
+            hint = f"did you mean `{near}`?" if near else f"`phyai ops {op.name}` lists the facts"
             raise CallError(f"{op.name} has no fact {name!r}; {hint}")
 
 
@@ -123,6 +123,5 @@ def _known(what: str, given: Iterable[str], allowed: Iterable[str], op: Op) -> N
     names = tuple(allowed)
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(names) or 'none'}"
+            hint = did_you_mean(name, names) or f"it has: {', '.join(names) or 'none'}"
             raise CallError(f"{op.name} has no {what} {name!r}; {hint}")

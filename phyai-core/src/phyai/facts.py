@@ -24,6 +24,8 @@ from typing import TypeAlias, TypeVar, overload
 
 import attrs
 
+from phyai.spelling import nearest
+
 FactValue: TypeAlias = "bool | int | float | str | frozenset[str]"
 T = TypeVar("T")
 
@@ -64,6 +66,12 @@ DTYPES: tuple[str, ...] = (
     "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
 
+#: What codes of a quantized tensor can stand for.
+ELEMENT_TYPES: tuple[str, ...] = (
+    *(f"int{bits}" for bits in range(2, 9)), *(f"uint{bits}" for bits in range(2, 9)),
+    "fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1",
+)  # fmt: skip
+
 _DTYPE_ALIASES: dict[str, str] = {
     "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "tf32": "fp32",
     "float16": "fp16", "half": "fp16", "bfloat16": "bf16",
@@ -91,7 +99,7 @@ CORE_FACTS: tuple[FactSpec, ...] = (
     FactSpec("model.family", FactKind.NAME, "pi05, pi0, cosmos3, …"),
     FactSpec("model.tags", FactKind.SET, "free tags given by the engine's configuration"),
     FactSpec("device.type", FactKind.NAME, "cpu or cuda", values=("cpu", "cuda", "xpu", "mps")),
-    FactSpec("device.vendor", FactKind.NAME, "nvidia, amd, intel, …"),
+    FactSpec("device.vendor", FactKind.NAME, "nvidia, amd, …", values=("nvidia", "amd", "intel", "apple")),
     FactSpec("device.arch", FactKind.ARCH, "sm75 … sm121"),
     FactSpec("device.name", FactKind.NAME, "as the driver names it"),
     FactSpec("device.sm_count", FactKind.NUMBER, "streaming multiprocessors"),
@@ -99,8 +107,9 @@ CORE_FACTS: tuple[FactSpec, ...] = (
     FactSpec("quant.scheme", FactKind.NAME, "short name of the weight-and-input scheme (w4a16_g128)"),
     FactSpec("quant.format", FactKind.NAME, "element format of the weight (int4, nvfp4, fp8_e4m3)"),
     FactSpec("quant.layout", FactKind.NAME, "how the weight lies in memory (plain, humming, 128x4)"),
-    FactSpec("quant.weight", FactKind.NAME, "element type of the weight"),
-    FactSpec("quant.activation", FactKind.NAME, "element type the input is quantized to; absent for A16"),
+    FactSpec("quant.weight", FactKind.NAME, "element type of the weight", values=ELEMENT_TYPES),
+    FactSpec("quant.activation", FactKind.NAME, "element type the input is quantized to; absent for A16",
+             values=ELEMENT_TYPES),
     FactSpec("quant.granularity", FactKind.NAME, "tensor, channel, group, block",
              values=("tensor", "channel", "group", "block", "token")),
     FactSpec("quant.activation_granularity", FactKind.NAME, "tensor, token, group",
@@ -205,10 +214,7 @@ class Vocabulary:
 
     def suggest(self, name: str) -> str | None:
         """The declared name nearest to ``name``, or None when none is near."""
-        import difflib
-
-        near = difflib.get_close_matches(name, list(self._exact), n=1, cutoff=0.6)
-        return near[0] if near else None
+        return nearest(name, self._exact)
 
     def names(self) -> tuple[str, ...]:
         return tuple(s.name for s in self.specs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import importlib
 import io
 import logging
@@ -19,6 +18,7 @@ from phyai.cli.parsing import EXIT_STATUSES, parser_of
 from phyai.cli.registry import BUILT_IN, commands
 from phyai.errors import PhyAIError
 from phyai.plugins.hooks import Command
+from phyai.spelling import nearest
 
 if TYPE_CHECKING:
     from phyai.catalog import Catalog
@@ -123,8 +123,8 @@ def _contributed(name: str, context: Context) -> Command:
     known = commands(context.catalog)
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean `phyai {near[0]}`?" if near else "`phyai --help` lists the commands"
+    near = nearest(name, known)
+    hint = f"did you mean `phyai {near}`?" if near else "`phyai --help` lists the commands"
     context.note(f"phyai: unknown command {name!r}; {hint}")
     raise SystemExit(int(Exit.USAGE))
 

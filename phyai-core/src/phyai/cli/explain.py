@@ -6,14 +6,16 @@ What is left out is filled in from the op's argument specs, and the answer says 
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phyai.cli.command import Context, Exit
 from phyai.errors import CallError
-from phyai.facts import FactKind, FactSpec, Vocabulary
+from phyai.facts import FactKind, FactSpec, Vocabulary, canonical_dtype
 from phyai.op import Op
+from phyai.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from phyai.environment import Environment
@@ -88,7 +90,14 @@ def _given(args: argparse.Namespace, op: Op, vocabulary: Vocabulary) -> dict[str
         *((name, getattr(args, name)) for name in ("role", "layer") if getattr(args, name) is not None),
         *([("mode.capture", "true")] if args.capture else []),
     ]
-    return {name: read_value(name, text, vocabulary.find(name)) for name, text in pairs}
+    given: dict[str, Any] = {}
+    for name, text in pairs:
+        if name == "op" or name.startswith("device."):
+            raise CallError(f"{name}={text!r} is not said as a fact; use --{name.partition('.')[0]}")
+        if name in given:
+            raise CallError(f"{name} is given twice")
+        given[name] = read_value(name, text, vocabulary.find(name))
+    return given
 
 
 def _split(option: str, given: Iterable[str], *, alone: str | None = None) -> list[tuple[str, str]]:
@@ -116,16 +125,18 @@ def read_value(name: str, text: str, spec: FactSpec | None) -> Any:
         return None
     kind = spec.kind if spec is not None else FactKind.NAME
     if kind is FactKind.NUMBER:
-        for read in (int, float):
-            try:
+        whole = spec is not None and spec.integer
+        for read in (int,) if whole else (int, float):
+            with contextlib.suppress(ValueError):
                 return read(text)
-            except ValueError:
-                continue
-        raise CallError(f"{name}={text!r} is no number")
+        raise CallError(f"{name}={text!r} is no {'whole ' if whole else ''}number")
     if kind is FactKind.FLAG:
         if text.lower() not in ("true", "false"):
             raise CallError(f"{name}={text!r} is neither true nor false")
         return text.lower() == "true"
     if kind is FactKind.SET:
         return frozenset(filter(None, text.split(",")))
+    values = spec.values if spec is not None and not name.startswith(("dtype.", "attrs.")) else None
+    if values is not None and canonical_dtype(text) not in values:
+        raise CallError(f"{name} has no value {text!r}; {did_you_mean(text, values) or 'one of ' + ', '.join(values)}")
     return text

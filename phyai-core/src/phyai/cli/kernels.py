@@ -13,7 +13,7 @@ from phyai.kernel import Kernel
 EXAMPLES = """
   phyai kernels --op gemm
   phyai kernels 'torch.*'
-  phyai kernels torch.gemm.cublas       # one id: everything it declares
+  phyai kernels torch.gemm.bf16         # one id: everything it declares
 """
 
 

@@ -72,10 +72,15 @@ def find_device(name: str) -> DeviceSpec:
     found = spellings.get(wanted)
     if found is not None:
         return found
-    near = list(dict.fromkeys(spellings[key].name for key in difflib.get_close_matches(wanted, list(spellings), n=3)))
-    hint = f"did you mean {' or '.join(near)}?" if near else ""
+    near = [_written(spellings[key], key) for key in difflib.get_close_matches(wanted, list(spellings), n=3)]
+    hint = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else ""
     names = ", ".join(spec.name for spec in known_devices())
     raise DeviceError(f"unknown device {name!r}; {hint or f'known devices: {names}; or an architecture such as sm90'}")
+
+
+def _written(spec: DeviceSpec, key: str) -> str:
+    """How a device is asked for by a spelling: as its architecture, or by its name."""
+    return spec.arch if key == spec.arch else spec.name
 
 
 def named(title: str) -> DeviceSpec | None:

@@ -13,6 +13,7 @@ from phyai.decision import Decision
 from phyai.dispatch.layouts import Layouts
 from phyai.environment import Environment
 from phyai.errors import NoKernelError
+from phyai.explain.scheme import described
 from phyai.facts import Facts, canonical_dtype
 from phyai.op import FLOATS, ArgSpec, Op
 from phyai.policy import Policy
@@ -59,12 +60,17 @@ def complete(
     check_names(op, given, catalog.vocabulary_of(op.name))
     known = {name: canonical_dtype(str(v)) if name.startswith("dtype.") and v else v for name, v in given.items()}
     spec = _best(op, known)
+    meant = {name: value for name, value in described(known).items() if name not in known}
+    known |= meant
     facts = _filled(op, known, spec)
     assumed = {name: value for name, value in facts.items() if name not in known and name != "op"}
     assumptions = environment.assumptions
     if spec is not None and assumed:
         shown = ", ".join(f"{name}={_shown(value)}" for name, value in sorted(assumed.items()))
         assumptions += (f"from the argument spec {spec.name}: {shown}",)
+    if meant:
+        shown = ", ".join(f"{name}={value}" for name, value in sorted(meant.items()))
+        assumptions += (f"from the scheme that the other quant.* facts describe: {shown}",)
     if "mode.capture" not in known:
         facts = facts.replace({"mode.capture": False})
         assumptions += ("the call does not run inside a CUDA graph (mode.capture=false)",)

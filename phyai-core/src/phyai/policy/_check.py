@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import Any
 
 from phyai.catalog import Catalog
+from phyai.facts import DTYPES, canonical_dtype
 from phyai.policy import _earlier
 from phyai.policy._kernels import Kernels
 from phyai.policy._match import Match, Matches
@@ -25,6 +27,7 @@ from phyai.policy._model import (
 from phyai.policy._problems import Report, one_of
 from phyai.policy._yaml import Node
 from phyai.predicates import TRUE
+from phyai.spelling import did_you_mean
 
 _TOP = ("schema", "profile", "defaults", "quantization", "rules", "overrides")
 _DEFAULTS = ("fallback", "numerics", "ties")
@@ -50,8 +53,8 @@ class Checker:
 
     def policy(self, root: Node) -> Policy:
         if not root.is_map:
-            shown = None if root.value is None else root.shown()
-            self._error(root, "a policy file is a mapping", f"begin with `schema: {SCHEMA}`", shown)
+            what = "the file says nothing" if root.value is None else "a policy file is a mapping"
+            self._error(root, what, f"begin with `schema: {SCHEMA}`")
             return Policy(source=self._file)
         sections = self._known(root, _TOP)
         self._schema(root, sections.get("schema"))
@@ -86,7 +89,7 @@ class Checker:
             self._error(node, "a schema that this version does not read", f"it reads `{SCHEMA}`")
 
     def _defaults(self, node: Node | None) -> Defaults:
-        if node is None or not self._mapping(node, "defaults"):
+        if node is None or node.value is None or not self._mapping(node, "defaults"):
             return Defaults()
         given = self._known(node, _DEFAULTS)
         fallback = self._choice(given.get("fallback"), "fallback", FALLBACKS)
@@ -100,6 +103,8 @@ class Checker:
         if not all(isinstance(name, str) and name.isidentifier() for name in names):
             self._error(node, "`ties` is a list of backends, most preferred first", "for example [cuda, torch]")
             return ()
+        for item in items:
+            self._kernels.check_backend(item)
         return tuple(dict.fromkeys(names))
 
     def _quantization(self, node: Node) -> Mapping[str, Any] | None:
@@ -107,16 +112,29 @@ class Checker:
 
         section = node.plain()
         try:
-            plan_from_policy(section)
+            plan = plan_from_policy(section)
         except QuantPolicyError as error:
             for problem in error.problems:
                 assert isinstance(problem, QuantProblem)
                 found = node.find(problem.path)
-                place = (found.line, found.column)
-                if problem.path and (parent := node.find(problem.path[:-1])).is_map:
-                    place = parent.keys.get(str(problem.path[-1]), place)
-                self._report.error(Location(self._file, *place), problem.message, found.shown(), problem.suggestion)
+                if problem.message == "unknown key":
+                    key = str(problem.path[-1])
+                    self._error_at(node.find(problem.path[:-1]).keys[key], problem.message, key, problem.suggestion)
+                else:
+                    self._error(found, problem.message, problem.suggestion)
+            return None
+        for i, rule in enumerate(plan.rules):
+            if rule.layout is not None and rule.layout not in self._layouts:
+                at = self._at(node.find(("rules", i, "layout")))
+                hint = did_you_mean(rule.layout, self._layouts)
+                self._report.warn(at, "no installed backend has this layout", rule.layout, hint)
         return section if isinstance(section, dict) else None
+
+    @cached_property
+    def _layouts(self) -> tuple[str, ...]:
+        from phyai.quant.formats import PLAIN
+
+        return (PLAIN, *(str(getattr(known, "layout", known.name)) for known in self._catalog.quant_formats))
 
     def _rules(self, node: Node | None, layer: Layer) -> list[Rule]:
         section = "overrides" if layer is Layer.OVERRIDE else "rules"
@@ -150,10 +168,13 @@ class Checker:
         restriction, prefer = self._effect(given, verbs[0] if verbs else None)
         patterns = restriction.kernels if restriction else prefer
         ops = match.ops if match else None
-        self._reach(given, verbs, patterns, ops)
+        if verbs:
+            self._reach(given[verbs[0]], patterns, ops, strict=verbs != ["prefer"])
         rule_params = given.get("params")
         params = self._kernels.params(rule_params, patterns, ops) if rule_params is not None else {}
         fallback = self._fallback(given["fallback"]) if "fallback" in given else ()
+        if fallback:
+            self._reach(given["fallback"], fallback, ops, strict=True)
         numerics = self._numerics(given.get("numerics"))
         if len(self._report.errors) > before or match is None:
             return None
@@ -166,7 +187,7 @@ class Checker:
         if given is None:
             return name
         if given.is_map or given.is_list or given.value is None:
-            self._error(given, "an id is text")
+            self._error(given, "an id is text", "for example `id: vision-on-torch`")
             return name
         if given.text in self._ids:
             first = self._ids[given.text]
@@ -202,19 +223,17 @@ class Checker:
             return ()
         return self._kernels.read(node, "fallback", strict=True)
 
-    def _reach(
-        self, given: Mapping[str, Node], verbs: list[str], patterns: tuple[str, ...], ops: frozenset[str] | None
-    ) -> None:
+    def _reach(self, node: Node, patterns: tuple[str, ...], ops: frozenset[str] | None, *, strict: bool) -> None:
         """Complain where the kernels that a rule names implement none of the ops that it matches."""
         named = [self._kernels.named_by(pattern) for pattern in patterns]
         if ops is None or not named or not all(named):
             return  # some kernel is unknown here, and has been spoken of
         reached = self._with_parts(ops)
         if not any(kernel.op in reached for kernels in named for kernel in kernels):
-            report = self._report.warn if verbs == ["prefer"] else self._report.error
-            node = given[verbs[0]]
+            report = self._report.error if strict else self._report.warn
             message = f"none of these kernels computes {', '.join(sorted(ops)) or 'an op that this rule matches'}"
-            report(self._at(node), message, node.shown())
+            hint = f"`phyai kernels --op {min(ops)}` lists those that do" if ops else "match an op that they compute"
+            report(self._at(node), message, node.shown(), hint)
 
     def _with_parts(self, ops: frozenset[str]) -> frozenset[str]:
         """``ops`` and the ops of their parts: a kernel of a part serves a composite op's decomposition."""
@@ -230,22 +249,30 @@ class Checker:
             flags = {name: child.value for name, child in given.items() if name != "accumulation"}
             for name, value in flags.items():
                 if not isinstance(value, bool):
-                    self._error(given[name], f"`{name}` is true or false")
+                    self._error(given[name], f"`{name}` is true or false", f"write `{name}: true`, without quotes")
             types = given.get("accumulation")
-            accumulation = self._texts(types, "accumulation", "a dtype or a list of them") if types is not None else ()
+            accumulation = self._dtypes(types) if types is not None else ()
             return NumericsDemand(**{k: v is True for k, v in flags.items()}, accumulation=accumulation)
         words = self._texts(node, "numerics", f"one of {', '.join(_NUMERICS)}")
         for word in words:
             if word not in _NUMERICS:
                 self._error(node, "no such demand on numerics", one_of(word, _NUMERICS))
         if "any" in words and len(words) > 1:
-            self._error(node, "`any` asks for nothing, so it stands alone")
+            self._error(node, "`any` asks for nothing, so it stands alone", "leave `any` out")
         return NumericsDemand("reproducible" in words, "batch_invariant" in words)
+
+    def _dtypes(self, node: Node) -> tuple[str, ...]:
+        given = self._texts(node, "accumulation", "a dtype or a list of them")
+        found = tuple(canonical_dtype(dtype) for dtype in given)
+        for dtype in found:
+            if dtype not in DTYPES:
+                self._error(node, "no such dtype", one_of(dtype, DTYPES))
+        return found
 
     def _texts(self, node: Node, what: str, form: str) -> tuple[str, ...]:
         items = node.value if node.is_list else (node,)
         if not items or not all(isinstance(item.value, str) for item in items):
-            self._error(node, f"`{what}` is {form}")
+            self._error(node, f"`{what}` is {form}", "names are text")
             return ()
         return tuple(item.value for item in items)
 
@@ -259,7 +286,8 @@ class Checker:
 
     def _mapping(self, node: Node, what: str) -> bool:
         if not node.is_map:
-            self._error(node, f"`{what}` is a mapping" if what == "defaults" else f"{what} is a mapping")
+            said = "`defaults` is a mapping" if what == "defaults" else f"{what} is a mapping"
+            self._error(node, said, "for example `fallback: warn`" if what == "defaults" else "write `- id: …`")
         return node.is_map
 
     def _known(self, node: Node, allowed: tuple[str, ...]) -> dict[str, Node]:
@@ -278,4 +306,4 @@ class Checker:
         self._report.error(self._at(node), message, got or node.shown(), suggestion)
 
     def _error_at(self, at: tuple[int, int], message: str, got: str, suggestion: str | None = None) -> None:
-        self._report.error(Location(self._file, *at), message, got, suggestion)
+        self._report.error(Location(self._file, *at), message, got or '""', suggestion)

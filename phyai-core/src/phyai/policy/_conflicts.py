@@ -18,6 +18,7 @@ from phyai.policy._model import Location, Rule
 from phyai.policy._overlap import may_overlap
 from phyai.policy._problems import Report
 from phyai.predicates import TRUE, AllOf, AnyOf, Glob, Predicate, PredicateError, Signature, intersect
+from phyai.predicates._literals import show
 
 #: The exact comparisons that are made for one file, in pairs of alternatives (a rule without ``any_of`` is one
 #: alternative). A file with more to compare is told so.
@@ -183,4 +184,4 @@ def _said(rule: Rule, aspect: str) -> str:
 def _shown(witness: Facts, asked: frozenset[str]) -> str:
     """The call in words: its op, what the rules ask for, then the rest of what such a call carries."""
     names = sorted(witness, key=lambda name: (name != "op", name not in asked))
-    return ", ".join(f"{name}={witness[name]}" for name in names)
+    return ", ".join(f"{name}={show(witness[name])}" for name in names)

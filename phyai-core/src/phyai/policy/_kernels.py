@@ -10,9 +10,11 @@ from phyai.catalog import Catalog
 from phyai.kernel import Kernel, Param
 from phyai.policy import _earlier
 from phyai.policy._model import Location, is_glob, kernel_matches
-from phyai.policy._problems import Report, did_you_mean
+from phyai.policy._problems import Report
 from phyai.policy._yaml import Node
+from phyai.spelling import did_you_mean
 
+_EXAMPLE = "for example torch.gemm.bf16, or `torch.*` for all of torch's"
 _ID = re.compile(r"[\w*?\[\]!-]+(\.[\w*?\[\]!-]+)+")
 
 
@@ -40,18 +42,18 @@ class Kernels:
         """The canonical patterns of a string or list. ``strict`` makes an unknown id an error, not a warning."""
         items = node.value if node.is_list else (node,)
         if not items:
-            self._error(node, f"`{what}` names no kernel")
+            self._error(node, f"`{what}` names no kernel", "`phyai kernels` lists them")
         patterns = [pattern for item in items if (pattern := self._pattern(item, what, strict)) is not None]
         return tuple(dict.fromkeys(patterns))
 
     def _pattern(self, node: Node, what: str, strict: bool) -> str | None:
         if not isinstance(node.value, str):
-            self._error(node, f"`{what}` takes ids of kernels, <backend>.<op>[.<variant>]")
+            self._error(node, f"`{what}` takes ids of kernels, <backend>.<op>[.<variant>]", _EXAMPLE)
             return None
         if _ID.fullmatch(node.value) is None:
             known = did_you_mean(node.value, self._ids)
             everything = f"write `{node.value}.*` for all its kernels" if node.value in self._backends else None
-            self._error(node, "no id of a kernel, <backend>.<op>[.<variant>]", known or everything)
+            self._error(node, "no id of a kernel, <backend>.<op>[.<variant>]", known or everything or _EXAMPLE)
             return None
         pattern = self._catalog.canonical_id(node.value)
         renamed = _earlier.KERNELS.get(pattern)
@@ -68,12 +70,23 @@ class Kernels:
             self._error(node, f"no kernel may be called so: {refused}")
         elif backend in self._backends or (is_glob(backend) and strict):
             what = "no kernel matches this" if is_glob(pattern) else f"backend `{backend}` has no such kernel"
-            hint = self._nearest(pattern) or "`phyai kernels` lists those that are known"
+            hint = self._near(pattern) or "`phyai kernels` lists those that are known"
             (self._report.error if strict else self._report.warn)(self._at(node), what, node.text, hint)
         elif is_glob(backend):
-            self._report.warn(self._at(node), "no kernel matches this", node.text)
+            self._report.warn(self._at(node), "no kernel matches this", node.text, "`phyai kernels` lists them")
         else:
             self._report.warn(self._at(node), *self._absent(backend, node.text))
+
+    def check_backend(self, node: Node) -> None:
+        """Warn where a node names a backend that is not there."""
+        if node.text not in self._backends:
+            self._report.warn(self._at(node), *self._absent(node.text, node.text))
+
+    def _near(self, pattern: str) -> str | None:
+        """A kernel that was probably meant: of the same backend and op, where these are right."""
+        backend, op = pattern.split(".")[:2]
+        of_op = [id for id in self._ids if id.split(".")[:2] == [backend, op]]
+        return did_you_mean(pattern, of_op) if of_op else self._nearest(pattern)
 
     def _absent(self, backend: str, text: str) -> tuple[str, str, str]:
         """Message, offending text and advice for a backend that is not there."""
@@ -91,7 +104,7 @@ class Kernels:
     def params(self, node: Node, patterns: tuple[str, ...], ops: frozenset[str] | None) -> dict[str, Any]:
         """The validated ``params`` of a rule: each is one that a kernel the rule is for declares."""
         if not node.is_map:
-            self._error(node, "`params` is a mapping of a kernel's parameters")
+            self._error(node, "`params` is a mapping of a kernel's parameters", "`phyai kernels ID` shows them")
             return {}
         named = [self.named_by(pattern) for pattern in patterns or ("*",)]
         kernels = [kernel for some in named for kernel in some if ops is None or kernel.op in ops]

@@ -16,7 +16,7 @@ from phyai.policy._check import Checker
 from phyai.policy._conflicts import find_conflicts
 from phyai.policy._model import PROFILES, Layer, Location, Policy
 from phyai.policy._problems import Problem, Report, TooManyProblems, by_place, one_of
-from phyai.policy._yaml import MAX_BYTES, YamlProblem, read_yaml
+from phyai.policy._yaml import MAX_BYTES, YamlProblem, read_yaml, too_large
 
 #: The variable that names the policy file, and the one that names the profile.
 CONFIG_VARIABLE = "PHYAI_KERNEL_CONFIG"
@@ -60,10 +60,10 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
             size = max(len(data), os.fstat(stream.fileno()).st_size)
     except (OSError, ValueError) as error:  # a path with a NUL byte is a ValueError
         what = f"the policy file cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise _refusal(Problem(Location(name, 1, 1), what)) from None
+        hint = "give the path of a file that you may read"
+        raise _refusal(Problem(Location(name, 1, 1), what, None, hint)) from None
     if size > MAX_BYTES:
-        what = f"the file has {size:,} bytes; a policy file may have {MAX_BYTES:,}"
-        raise _refusal(Problem(Location(name, 1, 1), what))
+        raise _refusal(too_large(name, size).problem)
     return data
 
 

@@ -11,9 +11,10 @@ from phyai.catalog import Catalog
 from phyai.facts import Vocabulary
 from phyai.policy import _earlier
 from phyai.policy._model import Location, is_glob, kernel_matches
-from phyai.policy._problems import Report, did_you_mean
+from phyai.policy._problems import Report
 from phyai.policy._yaml import Node
 from phyai.predicates import FALSE, TRUE, Predicate, PredicateErrors, match
+from phyai.spelling import did_you_mean
 
 _LISTS = ("any_of", "all_of", "none_of")
 Path = tuple[str | int, ...]
@@ -44,6 +45,11 @@ class Matches:
         """Every fact of any op here, and those that only the earlier system's ops have."""
         known = self.catalog.vocabulary
         return Vocabulary((*known.specs, *(s for name, s in _earlier.ABSENT_FACTS.items() if known.find(name) is None)))
+
+    @cached_property
+    def libraries(self) -> frozenset[str]:
+        """The facts ``lib.*`` that a call can carry."""
+        return frozenset(f"lib.{library.name}" for library in self.catalog.libraries)
 
     def read(self, node: Node) -> Match | None:
         """The predicate, or None when something is wrong with it."""
@@ -143,6 +149,9 @@ class _Reading:
             elif name == "when" and child.is_list:
                 self._places[here] = (node.keys[key], child)
                 data[name] = [self._when(each, (*here, i), scope) for i, each in enumerate(child.value)]
+            elif child.is_map and not child.value and name not in _LISTS:
+                at = Location(self._matches.file, *node.keys[key])
+                self._report.error(at, "nothing is asked of this fact", name, f'for one that is there: {name}: "*"')
             elif child.is_map and name not in _LISTS:
                 self._gather(child, name + ".", path, scope, data)
             else:
@@ -173,9 +182,12 @@ class _Reading:
                 data[fact] = wanted
 
     def _known(self, fact: str, written: str, key: tuple[int, int], value: Any, scope: Ops) -> bool:
-        if self._matches.has(fact, scope):
-            return True
         at = Location(self._matches.file, *key)
+        if self._matches.has(fact, scope):
+            if fact.startswith("lib.") and fact not in self._matches.libraries:
+                hint = did_you_mean(fact, self._matches.libraries)
+                self._report.warn(at, "no installed backend declares this library, so no call has it", written, hint)
+            return True
         if self._matches.vocabulary.find(fact) is not None:
             of = f" of {', '.join(sorted(scope))}" if scope else ""
             outcome = "so asking for its absence says nothing" if value is None else "so the condition never holds"
@@ -185,6 +197,7 @@ class _Reading:
         hint = None
         if scope and len(scope) == 1 and (op := next(iter(scope))) in catalog.aliases:
             hint = did_you_mean(written, catalog.vocabulary_of(op).names())
-        hint = hint or did_you_mean(written, catalog.vocabulary.names()) or "`phyai ops` lists the facts of every op"
+        hint = hint or did_you_mean(written, (*catalog.vocabulary.names(), *_LISTS, "when"))
+        hint = hint or "`phyai ops` lists the facts of every op"
         self._report.error(at, "unknown fact", written, hint)
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 import attrs
@@ -10,6 +9,7 @@ import attrs
 from phyai.errors import PolicyError
 from phyai.facts import Facts
 from phyai.policy._model import Location
+from phyai.spelling import did_you_mean
 
 #: A report stops here: nobody reads more, and a file could be made to yield millions.
 MAX_PROBLEMS = 100
@@ -37,7 +37,8 @@ class Problem:
     witness: Facts | None = attrs.field(default=None, repr=False)
 
     def __str__(self) -> str:
-        details = "; ".join(part for part in (self.got and f"got `{self.got}`", self.suggestion) if part)
+        said = self.got is None or f"'{self.got}'" in self.message  # the message quotes it already
+        details = "; ".join(part for part in (None if said else f"got `{self.got}`", self.suggestion) if part)
         return f"{self.location}: {self.message}" + (f" ({details})" if details else "")
 
 
@@ -81,18 +82,6 @@ class Report:
 
 def by_place(problem: Problem) -> tuple[int, int]:
     return problem.location.line, problem.location.column
-
-
-def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The suggestion for a misspelt name, or None when nothing known is near.
-
-    >>> did_you_mean("restrictto", ["prefer", "restrict_to"])
-    'did you mean `restrict_to`?'
-    """
-    options = list(known)
-    near = [option for option in options if option.lower() == name.lower()]
-    near = near or difflib.get_close_matches(name, options, n=1, cutoff=cutoff)
-    return f"did you mean `{near[0]}`?" if near else None
 
 
 def one_of(name: str, known: Iterable[str]) -> str:

@@ -37,6 +37,18 @@ MAX_DEPTH = 64
 MAX_SCALAR = 10_000
 MAX_LINE = 256 * 1024  # the parser takes more than linear time over one token
 
+#: What to do about the parser's complaint: the mistakes that people make, by a piece of the message.
+_ADVICE = (
+    ("expected chomping or indentation", 'put quotes around what begins with `>`, as in ">=64"'),
+    ("found character '\\t'", "indent with spaces"),
+    ("that cannot start any token", 'put quotes around it, as in "%16"'),
+    ("mapping values are not allowed", "put quotes around a text that has a colon, and indent keys of one map alike"),
+    ("parsing a block", "indent what belongs together alike"),
+    ("expected ',' or '}'", "close the `{` with `}`"),
+    ("expected ',' or ']'", "close the `[` with `]`"),
+    ("quoted scalar", "close the quotes"),
+)
+
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
@@ -112,12 +124,20 @@ def read_yaml(data: str | bytes, file: str) -> Node:
         YamlProblem: it is no YAML, or more than a policy may use of it.
     """
     if len(data) > MAX_BYTES:
-        raise _problem(file, 1, 1, f"the file has {len(data):,} bytes; a policy file may have {MAX_BYTES:,}")
+        raise too_large(file, len(data))
     text = _decoded(data, file) if isinstance(data, bytes) else data
     for number, line in enumerate(text.split("\n"), 1):
         if len(line) > MAX_LINE:
-            raise _problem(file, number, 1, f"a line of {len(line):,} characters; at most {MAX_LINE:,} are read")
+            raise _problem(
+                file, number, 1, f"a line of {len(line):,} characters", None, f"at most {MAX_LINE:,} are read"
+            )
     return _Composer(text.removeprefix("\ufeff"), file).document()
+
+
+def too_large(file: str, size: int) -> YamlProblem:
+    """The refusal of a file that is no policy file by its size."""
+    what = f"the file has {size:,} bytes; a policy file may have {MAX_BYTES:,}"
+    return _problem(file, 1, 1, what, None, "is it the right file?")
 
 
 def _decoded(data: bytes, file: str) -> str:
@@ -167,11 +187,14 @@ class _Composer:
             line = self._text.split("\n")[mark.line : mark.line + 1]
             got = line[0].strip()[:60] if line else None
             message = f"not valid YAML: {context}{error.problem or 'cannot go on here'}"
-            return self.problem((mark.line + 1, mark.column + 1), " ".join(message.split()), got or None)
+            advice = next((advice for piece, advice in _ADVICE if piece in message), "see https://yaml.org")
+            return self.problem(
+                (mark.line + 1, mark.column + 1), " ".join(message.split()), got or "end of file", advice
+            )
         index = getattr(error, "position", None)
         if isinstance(index, int):
             got = f"character U+{ord(self._text[index]):04X}" if index < len(self._text) else None
-            return self.problem(_position(self._text, index), "a character that YAML does not allow", got)
+            return self.problem(_position(self._text, index), "a character that YAML does not allow", got, "remove it")
         return self.problem(self._at, f"not valid YAML: {' '.join(str(error).split())}")
 
     def problem(
@@ -200,7 +223,7 @@ class _Composer:
         if event.tag is not None and event.tag != "":
             raise self.problem(at, "tags are not allowed in a policy file", str(event.tag), "write the plain value")
         if depth > MAX_DEPTH:
-            raise self.problem(at, f"nested more than {MAX_DEPTH} deep")
+            raise self.problem(at, f"nested more than {MAX_DEPTH} deep", suggestion="write it flatter")
         self._count(1, at)
         if event.anchor is not None:
             self._anchors[event.anchor] = None
@@ -217,24 +240,30 @@ class _Composer:
     def _count(self, size: int, at: tuple[int, int]) -> None:
         self._size += size
         if self._size > MAX_NODES:
-            raise self.problem(at, f"the file holds more than {MAX_NODES:,} values, aliases expanded")
+            raise self.problem(
+                at, f"the file holds more than {MAX_NODES:,} values, aliases expanded", suggestion="say less"
+            )
 
     def _alias(self, event: Any, at: tuple[int, int], depth: int) -> Node:
         name = event.anchor
         if name not in self._anchors:
-            raise self.problem(at, "an alias without an anchor", f"*{name}", f"put `&{name}` on an earlier value")
+            raise self.problem(at, "an alias without an anchor", f"*{name}", f'quote a glob, as in "*{name}"')
         node = self._anchors[name]
         if node is None:
             raise self.problem(at, "an alias that contains itself", f"*{name}", "write the inner value out")
         self._count(node.size, at)
         if depth + node.height - 1 > MAX_DEPTH:
-            raise self.problem(at, f"nested more than {MAX_DEPTH} deep, aliases expanded", f"*{name}")
+            raise self.problem(
+                at, f"nested more than {MAX_DEPTH} deep, aliases expanded", f"*{name}", "write it flatter"
+            )
         return node
 
     def _scalar(self, event: Any, at: tuple[int, int]) -> Node:
         text = event.value
         if len(text) > MAX_SCALAR:
-            raise self.problem(at, f"a value of {len(text):,} characters; at most {MAX_SCALAR:,} are read")
+            raise self.problem(
+                at, f"a value of {len(text):,} characters", text[:60], f"at most {MAX_SCALAR:,} are read"
+            )
         return Node(_resolve(text) if event.implicit[0] else text, *at, text=text)
 
     def _sequence(self, at: tuple[int, int], depth: int) -> Node:
@@ -251,7 +280,7 @@ class _Composer:
             place = self._here(event)
             key = self._node(event, depth + 1)
             if key.is_map or key.is_list:
-                raise self.problem(place, "a key must be text", key.shown())
+                raise self.problem(place, "a key must be text", key.shown(), "a list or map can only be a value")
             if key.text == "<<" and isinstance(event, ScalarEvent) and event.implicit[0]:
                 merged += self._merge(self._node(next(self._events), depth + 1), place)
                 continue
@@ -269,7 +298,9 @@ class _Composer:
     def _merge(self, source: Node, at: tuple[int, int]) -> list[Node]:
         sources = list(source.value) if source.is_list else [source]
         if not all(node.is_map for node in sources):
-            raise self.problem(at, "`<<` merges mappings only", source.shown())
+            raise self.problem(
+                at, "`<<` merges mappings only", source.shown(), "write `<<: *name` for a mapping with `&name`"
+            )
         return sources
 
 

@@ -56,7 +56,8 @@ def find_value(literals: tuple[Literal, ...], spec: FactSpec) -> FactValue | Abs
         return None  # a value is of one kind
     kind = kinds.pop() if kinds else spec.kind
     if kind is FactKind.NUMBER:
-        return find_number(tests, minimum=spec.minimum, integer=spec.integer)
+        found = find_number(tests, minimum=max(spec.minimum, 1), integer=spec.integer)  # calls are seldom empty
+        return found if found is not None else find_number(tests, minimum=spec.minimum, integer=spec.integer)
     if kind is FactKind.SET:
         return _find_set(tests)
     if kind is FactKind.FLAG:

@@ -11,9 +11,11 @@ from phyai.facts import FactSpec, Vocabulary
 from phyai.predicates._algebra import Predicate, all_of, any_of, none_of
 from phyai.predicates._errors import PredicateError, PredicateErrors
 from phyai.predicates._literals import Present
-from phyai.predicates._values import declared, did_you_mean, kind_by_value, parse_value
+from phyai.predicates._values import declared, kind_by_value, parse_value
+from phyai.spelling import did_you_mean
 
 _COMBINATORS = ("any_of", "all_of", "none_of", "when")
+_WHEN = "write when: {if: {…}, then: {…}}"
 _MAX_DEPTH = 24
 _MAX_SIZE = 10_000
 
@@ -65,16 +67,16 @@ class _Reader:
         """Give up on a condition without end, such as one that aliases multiply."""
         self.size += 1
         if self.size > _MAX_SIZE:
-            self.complain(path, None, f"more than {_MAX_SIZE} maps and values in one condition")
+            self.complain(path, None, f"more than {_MAX_SIZE} maps and values in one condition", "say less")
             raise PredicateErrors(tuple(self.problems))
 
     def mapping(self, node: object, path: Path, prefix: str) -> Predicate:
         if not isinstance(node, Mapping):
-            self.complain(path, node, f"expected a map of facts, not {_kind_of(node)}")
+            self.complain(path, node, f"expected a map of facts, not {_kind_of(node)}", "for example {op: gemm}")
             return all_of()
         self.count(path)
         if len(path) > _MAX_DEPTH:  # also where an alias inside its own anchor ends
-            self.complain(path, None, f"nested deeper than {_MAX_DEPTH} levels")
+            self.complain(path, None, f"nested deeper than {_MAX_DEPTH} levels", "say it flatter")
             return all_of()
         return all_of(*self.entries(node, path, prefix))
 
@@ -82,7 +84,9 @@ class _Reader:
         for key, value in node.items():
             here = (*path, key)
             if not isinstance(key, str):
-                self.complain(here, value, f"a fact's name is text, not {_kind_of(key)}", key=True)
+                self.complain(
+                    here, value, f"a fact's name is text, not {_kind_of(key)}", "for example shape.M", key=True
+                )
             elif key in _COMBINATORS and prefix:
                 where = prefix.rstrip(".")
                 self.complain(here, value, f"{key} cannot stand below {where!r}; move it up", key=True)
@@ -100,8 +104,7 @@ class _Reader:
 
     def branches(self, key: str, value: object, path: Path) -> list[Predicate]:
         if not isinstance(value, list | tuple) or not value:
-            hint = f"write {key}: [{{…}}]" if isinstance(value, Mapping) else None
-            self.complain(path, value, f"{key} takes a list of maps, at least one", hint)
+            self.complain(path, value, f"{key} takes a list of maps, at least one", f"write {key}: [{{…}}]")
             return []
         return [self.mapping(branch, (*path, n), "") for n, branch in enumerate(value)]
 
@@ -109,14 +112,14 @@ class _Reader:
         if isinstance(value, list | tuple) and value:
             return all_of(*(self.when(each, (*path, n)) for n, each in enumerate(value)))
         if not isinstance(value, Mapping):
-            self.complain(path, value, "when takes a map with `if` and `then`")
+            self.complain(path, value, "when takes a map with `if` and `then`", _WHEN)
             return all_of()
         for key in value:
             if key not in ("if", "then"):
-                self.complain((*path, key), value[key], f"when has no {key!r}, only `if` and `then`", key=True)
+                self.complain((*path, key), value[key], f"when has no {key!r}, only `if` and `then`", _WHEN, key=True)
         for key in ("if", "then"):
             if key not in value:
-                self.complain(path, value, f"when lacks `{key}`")
+                self.complain(path, value, f"when lacks `{key}`", _WHEN)
                 return all_of()
         condition = self.mapping(value["if"], (*path, "if"), "")
         return any_of(condition.negate(), self.mapping(value["then"], (*path, "then"), ""))
@@ -125,13 +128,15 @@ class _Reader:
         spec = declared(name, self.vocabulary)
         if spec is None and self.vocabulary is not None:
             near = self.vocabulary.suggest(name) or self.vocabulary.suggest(name.replace("_", "."))
-            word = did_you_mean(name, _COMBINATORS) or (f"did you mean {near}?" if near else None)
+            word = did_you_mean(name, _COMBINATORS) or (f"did you mean `{near}`?" if near else None)
             self.complain(path, value, f"nothing declares a fact {name!r}", word, key=True)
             return all_of()
         if not isinstance(value, list | tuple):
             return self.scalar(name, spec, value, path)
         if not value:
-            self.complain(path, value, f"{name} is given an empty list, which nothing can match")
+            self.complain(
+                path, value, f"{name} is given an empty list, which nothing can match", "null asks for absence"
+            )
         return any_of(*(self.scalar(name, spec, each, (*path, n)) for n, each in enumerate(value)))
 
     def scalar(self, name: str, spec: FactSpec | None, value: object, path: Path) -> Predicate:

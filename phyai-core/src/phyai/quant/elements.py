@@ -14,6 +14,7 @@ import re
 import attrs
 
 from phyai.errors import DeclarationError
+from phyai.facts import ELEMENT_TYPES
 
 
 @attrs.frozen
@@ -60,9 +61,7 @@ _FLOATS: dict[str, Element] = {
 }
 
 #: Every element type's name.
-ELEMENT_NAMES: tuple[str, ...] = (
-    *(f"int{b}" for b in range(2, 9)), *(f"uint{b}" for b in range(2, 9)), *_FLOATS,
-)  # fmt: skip
+ELEMENT_NAMES = ELEMENT_TYPES
 
 
 @functools.cache

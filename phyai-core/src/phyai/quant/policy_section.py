@@ -82,14 +82,18 @@ def plan_from_policy(section: Mapping[str, Any] | None) -> QuantPlan:
             return None
 
     if not isinstance(section, Mapping):
-        raise QuantPolicyError([QuantProblem((), f"must be a mapping, not {section!r}")])
+        raise QuantPolicyError(
+            [QuantProblem((), f"must be a mapping, not {section!r}", "for example {method: rtn, rules: […]}")]
+        )
     attempt(lambda: _known((), section, _SECTION))
     method = attempt(lambda: _choice(("method",), section.get("method", "rtn"), METHODS))
     attempt(lambda: _choice(("stage",), section.get("stage", "load"), ("load",)))
     default = attempt(lambda: _scheme(("default",), section.get("default")))
     entries = section.get("rules") or []
     if not isinstance(entries, Sequence) or isinstance(entries, str):
-        problems.append(QuantProblem(("rules",), f"must be a list of rules, not {entries!r}"))
+        problems.append(
+            QuantProblem(("rules",), f"must be a list of rules, not {entries!r}", "write each as `- match: …`")
+        )
         entries = []
     rules = [attempt(functools.partial(_rule, ("rules", i), entry)) for i, entry in enumerate(entries)]
     if problems:
@@ -111,10 +115,10 @@ def _rule(path: tuple[str | int, ...], entry: Any) -> QuantRule:
         scheme = _scheme((*path, "scheme"), entry["scheme"])
     layout = entry.get("layout")
     if layout is not None and not isinstance(layout, str):
-        raise _Refuse((*path, "layout"), f"must be the name of a layout, not {layout!r}")
+        raise _Refuse((*path, "layout"), f"must be the name of a layout, not {layout!r}", "for example plain")
     rule_id = entry.get("id", f"quantization.rules[{path[-1]}]")
     if not isinstance(rule_id, str):
-        raise _Refuse((*path, "id"), f"must be a name, not {rule_id!r}")
+        raise _Refuse((*path, "id"), f"must be a name, not {rule_id!r}", "for example int4-projections")
     return QuantRule(_match((*path, "match"), entry["match"]), scheme, layout, id=rule_id)
 
 
@@ -128,7 +132,9 @@ def _match(path: tuple[str | int, ...], entry: Any) -> tuple[tuple[Matcher, ...]
     for key, value in entry.items():
         if key == "any_of":
             if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-                raise _Refuse((*path, key), f"must be a list of matches, not {value!r}")
+                raise _Refuse(
+                    (*path, key), f"must be a list of matches, not {value!r}", "for example [{glob: '*_proj'}]"
+                )
             options = [m for i, item in enumerate(value) for m in _match((*path, key, i), item)]
         else:
             options = [(_matcher((*path, key), key, pattern),) for pattern in _strings((*path, key), value)]
@@ -140,7 +146,7 @@ def _matcher(path: tuple[str | int, ...], kind: str, pattern: str) -> Matcher:
     try:
         return Matcher(kind, pattern)
     except PatternError as error:
-        raise _Refuse(path, str(error)) from None
+        raise _Refuse(path, str(error), "a glob says most of it: glob: '*_proj'") from None
 
 
 def _scheme(path: tuple[str | int, ...], entry: Any) -> QuantScheme | None:
@@ -194,7 +200,7 @@ def _tensor(path: tuple[str | int, ...], entry: Any, *, activation: bool) -> Ten
     try:
         return TensorQuant(**fields)
     except DeclarationError as error:
-        raise _Refuse(path, str(error)) from None
+        raise _Refuse(path, str(error), "docs/policy.md shows what goes together") from None
 
 
 def _granularity(path: tuple[str | int, ...], entry: Mapping[str, Any], *, activation: bool) -> dict[str, Any]:
@@ -206,19 +212,19 @@ def _granularity(path: tuple[str | int, ...], entry: Mapping[str, Any], *, activ
         _size((*path, "group_size"), group)
     if block is not None:
         if not isinstance(block, Sequence) or isinstance(block, str) or len(block) != 2:
-            raise _Refuse((*path, "block_shape"), f"must be [outputs, inputs], not {block!r}")
+            raise _Refuse((*path, "block_shape"), f"must be [outputs, inputs], not {block!r}", "for example [128, 128]")
         for i, size in enumerate(block):
             _size((*path, "block_shape", i), size)
     if group is not None and block is not None:
-        raise _Refuse(path, "group_size and block_shape exclude each other")
+        raise _Refuse(path, "group_size and block_shape exclude each other", "keep one of them")
     if written == "group" and group is None:
         raise _Refuse(path, "granularity group needs a group_size", "for example group_size: 128")
     if written == "block" and block is None:
         raise _Refuse(path, "granularity block needs a block_shape", "for example block_shape: [128, 128]")
     if written not in (None, "group") and group is not None:
-        raise _Refuse((*path, "group_size"), f"does not belong to granularity {written}")
+        raise _Refuse((*path, "group_size"), f"does not belong to granularity {written}", "leave it out")
     if written not in (None, "block") and block is not None:
-        raise _Refuse((*path, "block_shape"), f"does not belong to granularity {written}")
+        raise _Refuse((*path, "block_shape"), f"does not belong to granularity {written}", "leave it out")
     if block is not None and int(block[0]) == 1:  # one row of inputs: a group
         group, block = block[1], None
     if group is not None:
@@ -237,18 +243,18 @@ def _granularity(path: tuple[str | int, ...], entry: Mapping[str, Any], *, activ
 def _zero_point(path: tuple[str | int, ...], entry: Mapping[str, Any]) -> dict[str, Any]:
     symmetric, zero_point = entry.get("symmetric"), entry.get("zero_point")
     if symmetric is not None and not isinstance(symmetric, bool):
-        raise _Refuse((*path, "symmetric"), f"must be true or false, not {symmetric!r}")
+        raise _Refuse((*path, "symmetric"), f"is {symmetric!r}", "write true or false")
     if zero_point is not None:
         _choice((*path, "zero_point"), zero_point, ("int", "float"))
         if symmetric:
-            raise _Refuse((*path, "zero_point"), "a symmetric tensor has no zero point")
+            raise _Refuse((*path, "zero_point"), "a symmetric tensor has no zero point", "leave one of them out")
         return {"zero_point": zero_point}
     return {"zero_point": "int"} if symmetric is False else {}
 
 
 def _mapping(path: tuple[str | int, ...], value: Any) -> None:
     if not isinstance(value, Mapping):
-        raise _Refuse(path, f"must be a mapping, not {value!r}")
+        raise _Refuse(path, f"must be a mapping, not {value!r}", "write {key: value}")
 
 
 def _known(path: tuple[str | int, ...], entry: Mapping[str, Any], allowed: Sequence[str]) -> None:
@@ -265,13 +271,13 @@ def _choice(path: tuple[str | int, ...], value: Any, allowed: Sequence[str]) -> 
 
 def _size(path: tuple[str | int, ...], value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _Refuse(path, f"must be a whole number of at least 1, not {value!r}")
+        raise _Refuse(path, f"must be a whole number of at least 1, not {value!r}", "for example 128")
 
 
 def _strings(path: tuple[str | int, ...], value: Any) -> list[str]:
     values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     if not values or not all(isinstance(v, str) and v for v in values):
-        raise _Refuse(path, f"must be a name or a list of names, not {value!r}")
+        raise _Refuse(path, f"must be a name or a list of names, not {value!r}", "for example '*_proj'")
     return list(values)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from phyai.quant.elements import Element
-from phyai.quant.realize.codes import scale_values, torch_fp8
+from phyai.quant.realize.codes import scale_values
 from phyai.quant.scheme import TensorQuant
 
 if TYPE_CHECKING:
@@ -206,9 +206,6 @@ def round_to(x: torch.Tensor, info: Element) -> torch.Tensor:
     clamped = x.clamp(info.minimum, info.maximum)
     if info.kind != "float":
         return clamped.round_()
-    fp8 = torch_fp8(info.name)
-    if fp8 is not None:
-        return clamped.to(fp8).to(x.dtype)
     integer, exponent_bits = {8: (torch.int64, 0x7FF << 52)}.get(x.element_size(), (torch.int32, 0xFF << 23))
     power = (clamped.view(integer) & exponent_bits).view(x.dtype)  # the largest power of two that is not larger
     quantum = power.clamp_(min=2.0 ** (1 - info.bias)).mul_(2.0**-info.mantissa)

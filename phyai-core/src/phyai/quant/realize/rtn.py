@@ -137,8 +137,7 @@ class _Groups:
 
     def extremes(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The smallest and the largest value of every group, zero included: ``[R, C]`` each."""
-        low, high = self.values.aminmax(dim=-1)
-        return low.clamp(max=0), high.clamp(min=0)
+        return self.values.amin(-1).clamp_(max=0), self.values.amax(-1).clamp_(min=0)
 
 
 def _tiled(w: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
@@ -304,12 +303,13 @@ def _codes(values: torch.Tensor, quant: TensorQuant) -> torch.Tensor:
 
 
 def _patterns(values: torch.Tensor, info: Element) -> torch.Tensor:
-    """The bit patterns of a narrow float's values, given exactly in float32: int32."""
+    """The bit patterns of a narrow float's values, given exactly in float32: uint8."""
     import torch
 
+    smallest = 2.0 ** (1 - info.bias)  # of those that are normal; below it, codes count multiples of the quantum
     size = values.abs()
-    kept = 23 - info.mantissa  # of float32's mantissa
-    normal = (size.view(torch.int32) >> kept) - ((127 - info.bias) << info.mantissa)
-    subnormal = (size * 2.0 ** (info.bias - 1 + info.mantissa)).to(torch.int32)
-    patterns = torch.where(size < 2.0 ** (1 - info.bias), subnormal, normal)
-    return patterns | (torch.signbit(values).to(torch.int32) << (info.bits - 1))
+    below = size.clamp(max=smallest).mul_(2.0**info.mantissa / smallest).to(torch.int32)
+    above = size.clamp_(min=smallest).view(torch.int32) >> (23 - info.mantissa)  # what float32's mantissa has more
+    offset = ((127 - info.bias) << info.mantissa) + (1 << info.mantissa)
+    sign = (values.view(torch.int32) >> (32 - info.bits)) & (1 << (info.bits - 1))
+    return above.add_(below).sub_(offset).bitwise_or_(sign).to(torch.uint8)
