@@ -175,6 +175,12 @@ def test_a_rule_on_the_composite_that_names_the_fused_kernel_allows_it(effect, p
     assert (d.kernel.id == "f.mlp") is fused
 
 
+def test_a_restriction_that_the_parts_do_not_meet_says_what_they_run_and_how_to_reach_them():
+    with pytest.raises(NoKernelError) as caught:
+        decide([*PARTS, kernel("b.gemm")], [rule("b-only", {"op": "mlp"}, restrict_to=["b.*"])])
+    assert "its parts run a.gemm, a.act; a rule without `op` reaches them too" in str(caught.value)
+
+
 def test_a_restriction_that_every_part_meets_allows_the_chain():
     d = decide([*PARTS, kernel("b.gemm", band=SPEC)], [rule("a-only", {"role": "expert"}, restrict_to=["a.*"])])
     assert d.kernel.id == "decomposed.mlp"

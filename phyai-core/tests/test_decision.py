@@ -60,3 +60,12 @@ def test_json_holds_the_whole_decision():
     assert data["candidates"][1]["stage"] == "layout"
     assert data["parts"]["act"]["why"] == "no kernel is installed"
     assert (data["assumptions"], data["warnings"], data["decided_by"]) == (["K=64"], ["careful"], "bands")
+
+
+def test_a_long_reason_is_shortened_to_the_phrases_that_fit():
+    long = Rejected("a.gemm", Stage.CAPABILITY, "; ".join(f"shape.K={i} is not a multiple of 128" for i in range(9)))
+    assert long.brief.count("multiple") == 3
+    assert long.brief.endswith("; and 6 more")
+    assert Rejected("a.gemm", Stage.CAPABILITY, "shape.K=1 is odd").brief == "shape.K=1 is odd"
+    advice = f"{'fusing would bypass a rule ' * 5}; another rule would allow it"
+    assert Rejected("a.mlp", Stage.PARTS, advice).brief == advice

@@ -209,6 +209,7 @@ def test_an_empty_restriction_takes_the_rules_own_fallback_in_its_order():
     kernels = [kernel("a.gemm", band=OPT), kernel("b.gemm"), kernel("c.gemm", band=REF)]
     d = decide(kernels, [rule("r", {"op": "gemm"}, restrict_to=["z.*"], fallback=("c.gemm", "b.gemm"))])
     assert order(d) == ["c.gemm", "b.gemm"]
+    assert d.decided_by == "user"
     assert "leaves nothing usable" in d.warnings[0]
     assert verdict(d, "a.gemm").stage is Stage.RESTRICTION
 
@@ -225,6 +226,7 @@ def test_defaults_fallback_reference_relaxes_a_restriction_and_says_so():
     d = decide(kernels, [rule("r", {"op": "gemm"}, restrict_to=["z.*"])], fallback="reference")
     assert order(d) == ["r.gemm"]
     assert "relaxed to a reference kernel by defaults.fallback: reference" in d.warnings[0]
+    assert d.decided_by == "defaults"
 
 
 # Ties
@@ -268,7 +270,7 @@ def test_only_a_reference_kernel_left_warns_by_default():
     kernels = [kernel("r.gemm", band=REF), kernel("t.gemm", {"shape.K": "%128"})]
     d = decide(kernels)
     assert d.kernel.id == "r.gemm"
-    assert d.warnings == ("gemm: only r.gemm is left, although t serve(s) this device",)
+    assert d.warnings == ("gemm: only r.gemm is left, although t serves this device",)
 
 
 def test_only_a_reference_kernel_left_can_be_an_error():

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from phyai.quant.lowering import LayoutChoice
 
 
+#: How long a reason of several phrases may be where people read it, in characters.
+_BRIEF = 120
+
+
 class Stage(enum.Enum):
     """The step at which a candidate fell out, in the order in which the steps run."""
 
@@ -78,6 +82,18 @@ class Rejected:
     stage: Stage
     reason: str = attrs.field(validator=_reason)
     rule: RuleRef | None = None
+
+    @property
+    def brief(self) -> str:
+        """Of a capability's several reasons the first, as many as fit in two lines of a table; JSON and HTML have all."""
+        if self.stage is not Stage.CAPABILITY:
+            return self.reason  # it says what to do about it
+        phrases = self.reason.split("; ")
+        kept = 1
+        while kept < len(phrases) and len("; ".join(phrases[: kept + 1])) <= _BRIEF:
+            kept += 1
+        more = len(phrases) - kept
+        return "; ".join(phrases[:kept]) + (f"; and {more} more" if more else "")
 
 
 Candidate: TypeAlias = "Accepted | Rejected"

@@ -10,9 +10,6 @@ from phyai.decision import Accepted, Candidate, Decision
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-#: How long a reason of several phrases may be, in characters.
-_BRIEF = 120
-
 #: Facts that the header shows; the others are in the JSON.
 _HEADER = ("role", "layer", "model.family", "device.name", "device.arch", "device.type", "quant.scheme", "quant.layout")
 
@@ -70,17 +67,7 @@ def _row(candidate: Candidate, decision: Decision) -> tuple[str, str, str, str]:
     if isinstance(candidate, Accepted):
         verdict = "chosen" if candidate.position == 0 and decision.kernel is not None else "eligible"
         return str(candidate.position + 1), escape(candidate.kernel), verdict, escape(candidate.why)
-    return "", escape(candidate.kernel), f"no: {candidate.stage.value}", escape(_brief(candidate.reason))
-
-
-def _brief(reason: str) -> str:
-    """The first of several reasons, as many as fit in two lines of a table; JSON and HTML have all."""
-    phrases = reason.split("; ")
-    kept = 1
-    while kept < len(phrases) and len("; ".join(phrases[: kept + 1])) <= _BRIEF:
-        kept += 1
-    more = len(phrases) - kept
-    return "; ".join(phrases[:kept]) + (f"; and {more} more" if more else "")
+    return "", escape(candidate.kernel), f"no: {candidate.stage.value}", escape(candidate.brief)
 
 
 def _notes(decision: Decision) -> list[str]:

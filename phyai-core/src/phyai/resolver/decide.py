@@ -133,15 +133,17 @@ def _only_reference(
     serving = serving_backends(catalog.kernels, where(facts))
     if not serving:
         return ()
-    return (f"{op.name}: only {chosen.id} is left, although {', '.join(serving)} serve(s) this device",)
+    verb = "serves" if len(serving) == 1 else "serve"
+    return (f"{op.name}: only {chosen.id} is left, although {' and '.join(serving)} {verb} this device",)
 
 
 def _decided_by(ranking: Order, judged: Judged, aspects: Aspects) -> str:
     """The layer whose say put the first kernel there: a restriction's where only it left others out."""
+    if judged.fallback:
+        rule = aspects.fallback
+        return str(rule.layer) if rule is not None and judged.fallback == rule.fallback else "defaults"
     if judged.narrowed and aspects.restriction is not None and len(ranking.kernels) == 1:
         return str(aspects.restriction.layer)
-    if judged.fallback:
-        return str(aspects.fallback.layer) if aspects.fallback is not None else "defaults"
     return ranking.decided_by
 
 

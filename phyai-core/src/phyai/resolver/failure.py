@@ -14,13 +14,13 @@ _WORTH_MATCHING = ("role", "model.family", "device.arch", "quant.scheme")
 
 
 def nothing_left(decision: Decision, restriction: Rule | None) -> NoKernelError:
-    """No kernel may run the call. The message lists every candidate with its reason."""
+    """No kernel may run the call. The message lists every candidate and why; the ``decision`` has every reason."""
     why = "no kernel may run this call"
     if restriction is not None and restriction.restriction is not None:
         why = f"rule {restriction.ref} ({restriction.restriction}) leaves no kernel that can run this call"
     if not decision.candidates:
         why = "no installed backend has a kernel of this op; `phyai backends` shows what is installed"
-    lines = [f"{_call(decision)}: {why}", *(f"  {r.kernel}: [{r.stage.value}] {r.reason}" for r in decision.rejected)]
+    lines = [f"{_call(decision)}: {why}", *(f"  {r.kernel}: [{r.stage.value}] {r.brief}" for r in decision.rejected)]
     lines += [f"  part {name}: {part.failure}" for name, part in decision.parts.items() if part.failure]
     return NoKernelError("\n".join(lines), attrs.evolve(decision, failure=why))
 

@@ -63,7 +63,12 @@ def judge(
         relaxed, warnings, patterns = _relax(rule, aspects, policy, able)
     kept = {k.id for k in relaxed}
     why = f"not among what rule {rule.ref} allows ({rule.restriction})"
-    outside = [partial(Rejected, k.id, Stage.RESTRICTION, why, rule.ref) for k in able if k.id not in kept]
+    inner = f"{why}: its parts run {', '.join(dict.fromkeys(parts.kernel_ids))}; a rule without `op` reaches them too"
+    outside = [
+        partial(Rejected, k.id, Stage.RESTRICTION, inner if is_decomposition(k) else why, rule.ref)
+        for k in able
+        if k.id not in kept
+    ]
     return Judged(relaxed, [*outside, *verdicts], bool(outside), patterns, warnings)
 
 
