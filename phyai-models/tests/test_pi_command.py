@@ -98,7 +98,7 @@ def test_json_holds_the_same_and_a_seed_repeats_it(photographs, capsys):
     answers = [json.loads(phyai(capsys, *observe(photographs, "--json"))[1]) for _ in range(2)]
     assert answers[0]["actions"] == answers[1]["actions"]
     assert np.array(answers[0]["actions"]).shape == (50, 7)
-    assert {"role", "op", "kernel", "calls", "why", "layer"} == set(answers[0]["decisions"][0])
+    assert {"role", "op", "kernel", "layout", "calls", "why", "layer"} == set(answers[0]["decisions"][0])
 
 
 def test_a_policy_changes_the_kernels(photographs, tmp_path, capsys):
@@ -192,6 +192,7 @@ def test_an_output_that_cannot_be_written_is_said_and_leaves_nothing(tmp_path, c
     )  # fmt: skip
     assert status == 1
     assert "cannot be written" in err
+    assert "WARNING" not in err  # said before the model is loaded
     assert list(tmp_path.iterdir()) == []
 
 

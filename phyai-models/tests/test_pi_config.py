@@ -50,7 +50,10 @@ def test_what_a_minimal_configuration_leaves_out_has_lerobots_defaults(tmp_path)
             {"expert": {"width": 32, "depth": 3, "mlp_dim": 64, "num_heads": 8, "num_kv_heads": 1, "head_dim": 16}},
             "one depth",
         ),
-        ({}, {"vision": {"hidden_size": 30, "num_attention_heads": 4, "image_size": 28}}, "must divide"),
+        ({}, {"vision": {"hidden_size": 30, "num_attention_heads": 4, "image_size": 28}}, "divide hidden_size"),
+        ({}, {"vision": {"hidden_size": 32, "num_attention_heads": 4, "image_size": 28, "patch_size": 29}}, "must fit"),
+        ({"min_period": 0}, {}, "min_period should be a positive number"),
+        ({"max_period": float("inf")}, {}, "max_period should be a positive number"),
         ({}, {"vocab_size": 0}, "vocab_size"),
     ],
 )
@@ -58,6 +61,10 @@ def test_a_configuration_that_cannot_be_honoured_is_refused(tmp_path, config, ar
     directory = copy_case("pi05_a", tmp_path, config=config, arch=arch)
     with pytest.raises(CheckpointError, match=message):
         PiConfig.load(directory)
+
+
+def test_pixels_beyond_the_last_whole_patch_are_not_looked_at():
+    assert SiglipConfig(image_size=30, patch_size=14).patches == 4  # as a convolution of that stride has it
 
 
 def test_an_unknown_variant_is_refused(tmp_path):

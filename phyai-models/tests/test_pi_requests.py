@@ -44,7 +44,10 @@ def batch(**changes):
         ({"observation.images.cam0": torch.full((2, 3, 28, 28), torch.nan)}, "cam0"),
         ({"observation.images.cam0": torch.zeros(3, 3, 28, 28)}, "cam0"),
         ({"observation.state": torch.zeros(2, 33)}, "observation.state has shape"),
+        ({"observation.state": torch.zeros(2, 7)}, r"give \[2, 8\] or, padded, \[2, 32\]"),
+        ({"observation.state": torch.zeros(2, 9)}, "observation.state has shape"),
         ({"observation.state": torch.full((2, 8), torch.nan)}, "NaN"),
+        ({"observation.language.tokens": torch.full((2, 12), 3.5)}, "should be int64"),
         ({"observation.language.attention_mask": torch.ones(2, 11, dtype=torch.bool)}, "same shape"),
         ({"observation.language.attention_mask": torch.ones(2, 12)}, "bool"),
         ({"observation.language.tokens": torch.full((2, 12), 512)}, "vocabulary has ids 0..511"),
@@ -237,3 +240,14 @@ def test_broken_weights_are_refused(name, tmp_path, catalog):
         directory = copy_case(name, tmp_path / message[:3], tensors=change)
         with pytest.raises(CheckpointError, match=message):
             run(directory, {}, catalog=catalog)
+
+
+def test_the_padded_length_of_a_state_says_nothing_of_the_robots(tmp_path, catalog):
+    """Where lerobot was given no state it writes max_state_dim, and pads whatever comes."""
+    directory = random_checkpoint(tmp_path, "pi0", state_dim=8)
+    given = random_batch(directory)
+    short = {**given, "observation.state": given["observation.state"][:, :5]}
+    padded = {**given, "observation.state": torch.nn.functional.pad(short["observation.state"], (0, 3))}
+    with engine(directory, catalog=catalog) as running:
+        answers = [running.step(LerobotBatch(tensors)).actions for tensors in (short, padded)]
+    assert torch.equal(*answers)

@@ -83,6 +83,8 @@ def _check_usage(args: argparse.Namespace) -> None:
         raise InputError("--trace goes with --inputs and --out: it writes what every stage computed")
     if args.inputs and not args.out:
         raise InputError("--inputs goes with --out FILE: where the actions are written")
+    if args.out and not Path(args.out).parent.is_dir():
+        raise InputError(f"--out {args.out} cannot be written: there is no folder {Path(args.out).parent}")
 
 
 def _run_batch(args: argparse.Namespace, engine: Engine) -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ sizes; ``arch.json`` beside it gives them when they are not the standard ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ IMAGES = "observation.images"
 def _positive(instance: Any, attribute: Any, value: Any) -> None:
     if type(value) is not int or value < 1:
         raise CheckpointError(f"{attribute.name} should be a positive whole number, and is {value!r}")
+
+
+def _period(instance: Any, attribute: Any, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise CheckpointError(f"{attribute.name} should be a positive number, and is {value!r}")
 
 
 def size(default: int) -> Any:
@@ -92,8 +98,8 @@ class PiConfig:
     max_action_dim: int = size(32)
     num_inference_steps: int = size(10)
     tokenizer_max_length: int = size(200)
-    min_period: float = 4e-3
-    max_period: float = 4.0
+    min_period: float = attrs.field(default=4e-3, validator=_period)
+    max_period: float = attrs.field(default=4.0, validator=_period)
     dtype: str = "float32"
     normalization: Mapping[str, str] = attrs.field(factory=dict)
     use_relative_actions: bool = False
@@ -149,8 +155,8 @@ def _build(raw: Mapping[str, Any], arch: Mapping[str, Any]) -> PiConfig:
     vision = SiglipConfig(**{"image_size": resolution[0], **arch.get("vision", {})})
     if vision.image_size != resolution[0]:
         raise CheckpointError(f"config.json says images of {resolution[0]}, and arch.json of {vision.image_size}")
-    if vision.image_size % vision.patch_size or vision.hidden_size % vision.num_attention_heads:
-        raise CheckpointError("vision: patch_size must divide image_size, and num_attention_heads hidden_size")
+    if vision.patch_size > vision.image_size or vision.hidden_size % vision.num_attention_heads:
+        raise CheckpointError("vision: a patch must fit into the image, and num_attention_heads divide hidden_size")
     language = _gemma(arch, "language_model", raw, "paligemma_variant", "gemma_2b")
     expert = _gemma(arch, "expert", raw, "action_expert_variant", "gemma_300m")
     for name in ("depth", "num_kv_heads", "head_dim"):

@@ -77,12 +77,14 @@ def from_lerobot(batch: Mapping[str, torch.Tensor], config: PiConfig, noise: tor
     missing = [name for name in needed if name not in batch]
     if missing:
         raise InputError(f"the batch lacks {', '.join(missing)}")
-    tokens, token_mask = batch[TOKENS].to(torch.int64).cpu(), batch[TOKEN_MASK].cpu()
-    if tokens.ndim != 2 or tokens.shape[0] == 0 or token_mask.shape != tokens.shape or token_mask.dtype != torch.bool:
+    tokens, token_mask = batch[TOKENS].cpu(), batch[TOKEN_MASK].cpu()
+    usable = tokens.ndim == 2 and tokens.shape[0] > 0 and tokens.dtype in (torch.int32, torch.int64)
+    if not usable or token_mask.shape != tokens.shape or token_mask.dtype != torch.bool:
         raise InputError(
-            f"{TOKENS} should be [batch, tokens] and {TOKEN_MASK} bool of the same shape; they are "
-            f"{list(tokens.shape)} and {token_mask.dtype} {list(token_mask.shape)}"
+            f"{TOKENS} should be int64 [batch, tokens] and {TOKEN_MASK} bool of the same shape; they are "
+            f"{tokens.dtype} {list(tokens.shape)} and {token_mask.dtype} {list(token_mask.shape)}"
         )
+    tokens = tokens.to(torch.int64)
     size = tokens.shape[0]
     check_tokens(tokens, token_mask, config)
     present = [camera for camera in config.cameras if camera in batch]
@@ -99,7 +101,7 @@ def from_lerobot(batch: Mapping[str, torch.Tensor], config: PiConfig, noise: tor
         camera_mask=mask,
         tokens=tokens,
         token_mask=token_mask,
-        state=_state(torch.zeros(size, 0) if state is None else state, size, config),
+        state=torch.zeros(size, config.max_state_dim) if state is None else _state(state, size, config),
         noise=checked_noise(batch.get(NOISE, noise), size, config),
     )
 
@@ -115,11 +117,11 @@ def _lerobot_image(image: torch.Tensor, camera: str, batch: int, config: PiConfi
 
 def _state(state: torch.Tensor, batch: int, config: PiConfig) -> torch.Tensor:
     state = state.detach().cpu().to(torch.float32)
-    if state.ndim != 2 or state.shape[0] != batch or state.shape[1] > config.max_state_dim:
-        raise InputError(
-            f"{STATE} has shape {list(state.shape)}; give [{batch}, {config.state_dim}] "
-            f"(at most {config.max_state_dim} numbers)"
-        )
+    known = config.state_dim < config.max_state_dim  # otherwise lerobot wrote the padded length, whatever the robot's
+    lengths = (config.state_dim, config.max_state_dim) if known else range(config.max_state_dim + 1)
+    if state.ndim != 2 or state.shape[0] != batch or state.shape[1] not in lengths:
+        also = f" or, padded, [{batch}, {config.max_state_dim}]" if known else " or fewer numbers"
+        raise InputError(f"{STATE} has shape {list(state.shape)}; give [{batch}, {config.state_dim}]{also}")
     if not torch.isfinite(state).all():
         raise InputError(f"{STATE} holds NaN or infinite values")
     return torch.nn.functional.pad(state, (0, config.max_state_dim - state.shape[1]))

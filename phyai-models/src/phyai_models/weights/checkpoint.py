@@ -27,11 +27,14 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing, too large, not JSON, or not an object.
     """
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} is larger than {MAX_JSON_BYTES} bytes; a configuration is not")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        size = path.stat().st_size
+        text = path.read_bytes() if size <= MAX_JSON_BYTES else b""
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    if size > MAX_JSON_BYTES:
+        raise CheckpointError(f"{path} is larger than {MAX_JSON_BYTES} bytes; a configuration is not")
+    try:
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):

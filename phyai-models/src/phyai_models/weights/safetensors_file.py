@@ -60,9 +60,11 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
                 )
             if length > MAX_HEADER_BYTES:
                 raise CheckpointError(f"{path}: a header of {length} bytes exceeds the format's {MAX_HEADER_BYTES}")
-            header = json.loads(file.read(length))
+            body = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    try:
+        header = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its header is not valid JSON ({error})") from error
     if not isinstance(header, dict):
