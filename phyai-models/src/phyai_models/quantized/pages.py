@@ -52,6 +52,7 @@ def picture(report: Report, path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise PhyAIError("a picture needs matplotlib: pip install 'phyai-models[demo]'") from None
     panels = 1 if report.answers is None else 2
@@ -72,8 +73,10 @@ def picture(report: Report, path: Path) -> None:
     axes.legend()
     if report.answers is not None:
         axes = figure.add_subplot(1, panels, 2)
-        axes.bar(range(len(report.answers.cosine)), [max(1 - c, 1e-12) for c in report.answers.cosine])
+        axes.plot(range(len(report.answers.cosine)), [max(1 - c, 1e-12) for c in report.answers.cosine], "o")
+        axes.axhline(1 - report.answers.cosine[report.answers.worst], color="0.7", linewidth=1)
         axes.set_yscale("log")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("sample")
         axes.set_ylabel("1 − cosine of the answer with the original's")
     figure.savefig(path, dpi=110)
