@@ -23,7 +23,7 @@ def mixed_policy(found: Sensitivity, policy: Policy, checkpoint: str | Path, obs
     samples = len(chosen.answers.cosine)
     mean = sum(chosen.answers.cosine) / samples
     lines = [
-        f"# Mixed precision for {Path(checkpoint).name}, found by `phyai sensitivity`: the fewest bytes that were found",
+        f"# Mixed precision for {Path(checkpoint).name}, found by `phyai sensitivity`: the fewest bytes found",
         f"# with a worst-sample cosine of at least {found.budget:g}, over {samples} samples ({observations}).",
         f"# Measured: worst {chosen.worst:.6f}, mean {mean:.6f}; "
         f"{found.nbytes / 1e6:.2f} MB of weights became {chosen.nbytes / 1e6:.2f} MB.",

@@ -15,8 +15,7 @@ from phyai.engine.plugin import study_of
 from phyai.errors import CheckpointError
 from phyai.plugins import discover
 from phyai.policy import Policy
-from phyai.quant import QuantPlan, QuantScheme, plan_from_policy
-from phyai.quant import export
+from phyai.quant import QuantPlan, QuantScheme, export, plan_from_policy
 from phyai.quant.checkpoint import Checkpoint as Folder
 from phyai.quant.importers import Recognized
 from phyai.quant.layers import stored_layers
