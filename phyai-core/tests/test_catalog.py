@@ -51,9 +51,9 @@ def test_look_ups_take_aliases_also_inside_ids_and_globs():
 
 def test_unknown_names_suggest_the_nearest():
     catalog = Catalog.build([plugin("a", kernel("a.norm.fast"))], ops=[NORM])
-    with pytest.raises(DeclarationError, match="did you mean 'norm'"):
+    with pytest.raises(DeclarationError, match="did you mean `norm`"):
         catalog.op("nrom")
-    with pytest.raises(DeclarationError, match=r"did you mean 'a\.norm\.fast'"):
+    with pytest.raises(DeclarationError, match=r"did you mean `a\.norm\.fast`"):
         catalog.kernel("a.norm.fats")
 
 

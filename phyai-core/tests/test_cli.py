@@ -150,7 +150,7 @@ def test_a_wrong_command_line_is_status_2(phyai, argv, words):
 def test_a_refusal_is_one_message_on_stderr_and_status_1(phyai):
     result = phyai("ops", "layer_nrom")
     assert (result.status, result.out) == (Exit.REFUSED, "")
-    assert result.err == "phyai: unknown op 'layer_nrom'; did you mean 'layer_norm'?\n"
+    assert result.err == "phyai: unknown op 'layer_nrom'; did you mean `layer_norm`?\n"
 
 
 @pytest.mark.parametrize("how", [{"env": {"PHYAI_DEBUG": "1"}}, {"flag": True}])

@@ -15,7 +15,6 @@ A catalog is immutable. :func:`phyai.plugins.discover` makes the one of the inst
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from phyai.kernel import Kernel
 from phyai.op import Op
 from phyai.plugins.observers import Observers
 from phyai.plugins.records import Plugin, PluginStatus
+from phyai.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from phyai.environment import Environment
@@ -237,5 +237,4 @@ def merge_vocabularies(ops: Iterable[Op]) -> Vocabulary:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else "`phyai ops` and `phyai kernels` list those that are known"
+    return did_you_mean(name, known) or "`phyai ops` and `phyai kernels` list those that are known"

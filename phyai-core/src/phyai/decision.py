@@ -85,7 +85,7 @@ class Rejected:
 
     @property
     def brief(self) -> str:
-        """Of a capability's several reasons the first, as many as fit in two lines of a table; JSON and HTML have all."""
+        """Of a capability's several reasons those that fit in two lines of a table; JSON and HTML have all."""
         if self.stage is not Stage.CAPABILITY:
             return self.reason  # it says what to do about it
         phrases = self.reason.split("; ")

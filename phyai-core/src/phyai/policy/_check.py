@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import cached_property
-from typing import Any
 
 from phyai.catalog import Catalog
 from phyai.facts import DTYPES, canonical_dtype
@@ -24,10 +22,10 @@ from phyai.policy._model import (
     Rule,
     is_glob,
 )
+from phyai.policy._node import Node
 from phyai.policy._problems import Report, one_of
-from phyai.policy._yaml import Node
+from phyai.policy._quantization import read_quantization
 from phyai.predicates import TRUE
-from phyai.spelling import did_you_mean
 
 _TOP = ("schema", "profile", "defaults", "quantization", "rules", "overrides")
 _DEFAULTS = ("fallback", "numerics", "ties")
@@ -66,7 +64,9 @@ class Checker:
             ),
             defaults=self._defaults(sections.get("defaults")),
             profile=self._choice(sections.get("profile"), "profile", PROFILES),
-            quantization=None if quantization is None else self._quantization(quantization),
+            quantization=None
+            if quantization is None
+            else read_quantization(quantization, self._catalog, self._report, self._file),
             source=self._file,
         )
         if policy.relaxes_restrictions:
@@ -106,35 +106,6 @@ class Checker:
         for item in items:
             self._kernels.check_backend(item)
         return tuple(dict.fromkeys(names))
-
-    def _quantization(self, node: Node) -> Mapping[str, Any] | None:
-        from phyai.quant import QuantPolicyError, QuantProblem, plan_from_policy
-
-        section = node.plain()
-        try:
-            plan = plan_from_policy(section)
-        except QuantPolicyError as error:
-            for problem in error.problems:
-                assert isinstance(problem, QuantProblem)
-                found = node.find(problem.path)
-                if problem.message == "unknown key":
-                    key = str(problem.path[-1])
-                    self._error_at(node.find(problem.path[:-1]).keys[key], problem.message, key, problem.suggestion)
-                else:
-                    self._error(found, problem.message, problem.suggestion)
-            return None
-        for i, rule in enumerate(plan.rules):
-            if rule.layout is not None and rule.layout not in self._layouts:
-                at = self._at(node.find(("rules", i, "layout")))
-                hint = did_you_mean(rule.layout, self._layouts)
-                self._report.warn(at, "no installed backend has this layout", rule.layout, hint)
-        return section if isinstance(section, dict) else None
-
-    @cached_property
-    def _layouts(self) -> tuple[str, ...]:
-        from phyai.quant.formats import PLAIN
-
-        return (PLAIN, *(str(getattr(known, "layout", known.name)) for known in self._catalog.quant_formats))
 
     def _rules(self, node: Node | None, layer: Layer) -> list[Rule]:
         section = "overrides" if layer is Layer.OVERRIDE else "rules"

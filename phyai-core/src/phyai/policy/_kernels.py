@@ -10,8 +10,8 @@ from phyai.catalog import Catalog
 from phyai.kernel import Kernel, Param
 from phyai.policy import _earlier
 from phyai.policy._model import Location, is_glob, kernel_matches
+from phyai.policy._node import Node
 from phyai.policy._problems import Report
-from phyai.policy._yaml import Node
 from phyai.spelling import did_you_mean
 
 _EXAMPLE = "for example torch.gemm.bf16, or `torch.*` for all of torch's"

@@ -11,8 +11,8 @@ from phyai.catalog import Catalog
 from phyai.facts import Vocabulary
 from phyai.policy import _earlier
 from phyai.policy._model import Location, is_glob, kernel_matches
+from phyai.policy._node import Node
 from phyai.policy._problems import Report
-from phyai.policy._yaml import Node
 from phyai.predicates import FALSE, TRUE, Predicate, PredicateErrors, match
 from phyai.spelling import did_you_mean
 
