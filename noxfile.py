@@ -91,7 +91,6 @@ def gpu(session: nox.Session) -> None:
 def interop(session: nox.Session) -> None:
     """Exchange small quantized checkpoints with compressed-tensors and ModelOpt themselves."""
     install(session, *CPU, tools=("pytest>=8", "hypothesis>=6.100", *QUANTIZERS))
-    session.env["PYTHONPATH"] = "tests/interop"
     session.run("python", "-m", "pytest", *(session.posargs or ["tests/interop"]))
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-import models
+import interop_models as models
 import pytest
 import torch
 from phyai_models import load_linears
