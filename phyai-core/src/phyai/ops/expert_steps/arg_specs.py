@@ -22,9 +22,7 @@ def _spec(
         "O": tower.attention, "I": tower.mlp, "steps": steps, "norms": 2 * layers + 1, "max_position": page_size,
     }  # fmt: skip
     dtypes = {**dict.fromkeys(NARROW, narrow), **dict.fromkeys(WIDE, wide), "lengths": "int32"}
-    return ArgSpec(
-        name, dims, dtypes, {"heads": tower.heads, **attributes}, (), {} if tower is TINY else tower.facts
-    )
+    return ArgSpec(name, dims, dtypes, {"heads": tower.heads, **attributes}, (), {} if tower is TINY else tower.facts)
 
 
 ARG_SPECS = (
