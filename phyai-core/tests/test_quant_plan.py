@@ -84,9 +84,9 @@ def test_weights_as_policies_write_them(weight, name):
     assert only(weight).name == name
 
 
-def test_an_inputs_channels_are_its_tokens():
+def test_an_inputs_channels_are_its_tokens_over_the_whole_range_of_codes():
     scheme = only({"dtype": "int8"}, input={"dtype": "int8", "granularity": "per_channel", "dynamic": True})
-    assert scheme.input == TensorQuant("int8", "token", dynamic=True)
+    assert scheme.input == TensorQuant("int8", "token", dynamic=True, scale_rule="full_range")
 
 
 def test_forms_of_the_earlier_system():
