@@ -58,6 +58,10 @@ def test_refusals_say_what_is_not_supported(file, words):
     assert words in str(recognize(CONFIGS / file))
 
 
+def test_a_tool_that_is_not_named_is_named():
+    assert recognize(CONFIGS / "bnb_shorthand.json").method == "bitsandbytes"
+
+
 def test_nested_text_config_covers_the_text_model_only():
     p = plan("ct_int4_text_config_nested.json")
     experts = "model.layers.3.mlp.experts.7.down_proj"

@@ -402,10 +402,11 @@ def test_a_layer_that_the_configuration_leaves_out_must_not_be_quantized(tmp_pat
         load(tmp_path, make(), {**config, **skip})
 
 
-def test_scales_that_are_no_numbers_are_refused(tmp_path):
+@pytest.mark.parametrize(("value", "what"), [("nan", "holds NaN"), ("inf", "holds NaN or inf"), ("0", "is 0.0, which")])
+def test_scales_that_are_no_numbers_are_refused(tmp_path, value, what):
     make, config = FORMS["modelopt nvfp4"]
-    with pytest.raises(CheckpointError, match="weight_scale_2 is nan"):
-        load(tmp_path, {**make(), "weight_scale_2": torch.tensor(float("nan"))}, config)
+    with pytest.raises(CheckpointError, match=f"weight_scale_2 {what}"):
+        load(tmp_path, {**make(), "weight_scale_2": torch.tensor(float(value))}, config)
 
 
 def test_quantized_tensors_without_a_configuration_are_refused(tmp_path):

@@ -53,6 +53,26 @@ def test_an_unknown_name_is_an_error_with_a_suggestion(catalog):
         load_linears(DATA / "ct_w8a16_channel", ["model.layers.1.self_attn.q_prj"], catalog=catalog)
 
 
+@pytest.mark.parametrize(
+    ("case", "suffix"),
+    [
+        ("ct_w8a16_channel", "weight_scale"), ("hf_fp8_block", "weight_scale_inv"), ("hf_fp8_block", "weight"),
+        ("ct_nvfp4a16", "weight_scale"), ("ct_mxfp4a16", "weight_scale"), ("awq_gemm_g128", "scales"),
+        ("mo_int4_awq", "pre_quant_scale"),
+    ],
+)  # fmt: skip
+def test_what_is_no_number_names_layer_and_tensor(tmp_path, catalog, case, suffix):
+    name = "model.layers.0.mlp.down_proj"
+    tensors = load_file(DATA / case / "model.safetensors")
+    value = tensors[f"{name}.{suffix}"]
+    value.view(-1)[:1].view(torch.uint8).fill_(0xFF)  # NaN in every form of float, and as an exponent
+    save_file(tensors, tmp_path / "model.safetensors")
+    for file in DATA.joinpath(case).glob("*config.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(CheckpointError, match=rf"{name}: {suffix} holds NaN"):
+        load_linears(tmp_path, [name], catalog=catalog)
+
+
 def test_a_refused_checkpoint_is_an_error(tmp_path, catalog):
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "w4afp8"}}))
     with pytest.raises(CheckpointError, match="w4afp8"):

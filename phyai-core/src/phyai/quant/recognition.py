@@ -55,7 +55,8 @@ def _recognize_one(found: FoundConfig, checkpoint: Checkpoint, importers: tuple[
         try:
             outcome = importer.load()(found, checkpoint)
         except Refuse as refuse:
-            return Refused(refuse.reason, refuse.instead, method_of(found.body) or importer.name, found.source)
+            method = refuse.method or method_of(found.body) or importer.name
+            return Refused(refuse.reason, refuse.instead, method, found.source)
         except Exception as error:  # an importer may be anybody's: one that fails must not take the rest down
             _log.exception("importer %s", importer.name)
             reason = f"importer {importer.name} failed on it: {type(error).__name__}: {error}"

@@ -64,12 +64,14 @@ class Refused:
 
 
 class Refuse(PhyAIError):
-    """Raised inside an importer to refuse what it recognizes but cannot honour."""
+    """Raised inside an importer to refuse what it recognizes but cannot honour. ``method`` is the tool, where the
+    configuration does not name it."""
 
-    def __init__(self, reason: str, instead: str = "") -> None:
+    def __init__(self, reason: str, instead: str = "", method: str | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.instead = instead
+        self.method = method
 
 
 RecognizeFn: TypeAlias = Callable[[FoundConfig, Checkpoint], Recognized | None]

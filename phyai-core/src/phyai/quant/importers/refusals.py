@@ -39,11 +39,12 @@ def recognize(found: FoundConfig, checkpoint: Checkpoint) -> Recognized | None:
     body, method = found.body, method_of(found.body).replace("_", "-")
     eight, four = _is_true(body, "load_in_8bit"), _is_true(body, "load_in_4bit")
     if method.startswith("bitsandbytes") or (not method and (eight or four)):
+        tool = method or "bitsandbytes"
         if eight and not four:
-            raise Refuse("bitsandbytes 8-bit (LLM.int8 with outliers in 16 bits) is not supported", _INSTEAD)
+            raise Refuse("bitsandbytes 8-bit (LLM.int8 with outliers in 16 bits) is not supported", _INSTEAD, tool)
         kind = body.get("bnb_4bit_quant_type", "fp4")
         nested = " with doubly quantized scales" if body.get("bnb_4bit_use_double_quant") else ""
-        raise Refuse(f"bitsandbytes 4-bit {kind}{nested} is not supported", _INSTEAD)
+        raise Refuse(f"bitsandbytes 4-bit {kind}{nested} is not supported", _INSTEAD, tool)
     for name, reason in _REASONS.items():
         if method == name.replace("_", "-"):
             export = body.get("export")
