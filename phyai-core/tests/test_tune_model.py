@@ -109,6 +109,24 @@ def test_the_calls_of_every_sort_of_op_can_be_recorded_and_made_again(op):
 # Tuning a model
 
 
+def test_a_call_of_the_models_own_layers_is_not_measured_outside_it():
+    """There its decomposition cannot be prepared, and the reference would win against nobody."""
+    pytest.importorskip("phyai_backend_reference")
+    from phyai.environment import Environment
+    from phyai.plugins import discover
+    from phyai.policy import default_policy
+    from phyai.tune import InProcess, op_tasks, tune
+
+    world = discover({})
+    environment = Environment.detect("cpu", libraries=world.libraries)
+    tasks = op_tasks("expert_steps", world)
+    outcome = tune(tasks, world, default_policy(), environment, InProcess(world, environment))
+    assert tasks
+    assert outcome.measured == ()
+    assert outcome.layer.rules == ()
+    assert all("outside the model" in why for why in outcome.skipped.values())
+
+
 def test_a_model_is_tuned_and_its_dispatcher_uses_the_result(world, clock, tmp_path):
     model = Model(world)
     store = Store(tmp_path / "s.json")

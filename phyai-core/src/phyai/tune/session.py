@@ -91,6 +91,9 @@ def tune(
     below, parts_chosen = plain, False
     for position, (key, task) in enumerate(todo):
         progress(position, len(todo), key)
+        if catalog.op(task.op).chained:
+            skipped[key] = f"{task.op} is decomposed into the model's own layers, which are not there outside the model"
+            continue
         if catalog.op(task.op).composite and not parts_chosen:  # all that are not composite have been measured
             below, parts_chosen = tuning_layer(held, catalog, policy, environment).onto(plain), True
         facts = task.facts(catalog, environment)
