@@ -466,6 +466,15 @@ def test_tables_fit_the_width_of_the_terminal(catalog, columns):
     assert max(lines) <= columns
 
 
+def test_a_long_first_column_leaves_the_others_on_the_terminal():
+    from phyai.cli.output import make_console, make_table
+
+    shown = Terminal()
+    table = make_table(("layer", "scheme"), [("model.layers." * 12, "w4a16")])
+    make_console(shown, {"TERM": "xterm", "COLUMNS": "80"}).print(table)
+    assert "w4a16" in shown.getvalue()
+
+
 def test_progress_draws_on_a_terminal_only(catalog):
     shown, hidden = Terminal(), io.StringIO()
     for stream in (shown, hidden):

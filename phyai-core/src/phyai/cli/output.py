@@ -12,6 +12,8 @@ from rich.text import Text
 
 #: Wide enough that nothing is wrapped or cut when the output goes to a file or to another program.
 UNBOUNDED = 100_000
+#: First columns up to so many characters are never broken; a longer one would push the others off the terminal.
+_LONGEST_NAME = 48
 
 
 class _Console(Console):
@@ -42,8 +44,9 @@ def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: 
     table = Table(
         title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold"
     )
+    whole = all(cell_len(row[0]) <= _LONGEST_NAME for row in rows)
     for index, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=index == 0)
+        table.add_column(column, overflow="fold", no_wrap=index == 0 and whole)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

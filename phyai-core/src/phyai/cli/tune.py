@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,8 @@ def _ops(args: argparse.Namespace, context: Context, policy: Policy, store: Stor
 
     if args.checkpoint or args.dtype or args.html:
         raise PhyAIError("--checkpoint, --dtype and --html go with a MODEL")
+    if find_spec("torch") is None:
+        raise PhyAIError("measuring runs kernels, and torch is not installed: pip install 'torch>=2.9'")
     environment = context.environment(args.device)
     tasks = [task for op in args.op for task in op_tasks(op, context.catalog, capture=args.graph)]
     with Isolated(context.catalog, environment) as measurer, context.progress(f"tuning {turn}") as bar:
@@ -226,13 +229,17 @@ def _show(store: Store, layer: TuningLayer, context: Context, answer: dict[str, 
         answer["measurements"] = [{**m.to_json(), "counts": layer.counts(m)} for m in measurements]
         answer["stale"] = dict(layer.stale)
         return
+    from phyai.tune.key import CallKey
+    from phyai.tune.layer import rule_id
+
     context.say(f"{store.path}: {len(measurements)} measurements")
     rows = []
     for m in measurements:
         chosen = layer.of(m.key)
+        name = rule_id(CallKey(m.op, m.facts, m.bucket))
         for id in _in_order(m):
             here = chosen is not None and chosen.measurement == m and chosen.choice.winner == id
-            rows.append((m.key if id == _in_order(m)[0] else "", id, m.results[id].shown(), "chosen" if here else ""))
+            rows.append((name if id == _in_order(m)[0] else "", id, m.results[id].shown(), "chosen" if here else ""))
         under = ", ".join(f"{name} {value}" for name, value in sorted(m.stamp.items()))
         rows.append(("", f"{m.when[:19]}Z, {m.method}, {under}", "", "" if layer.counts(m) else "does not count"))
     context.table(("calls", "kernel", "time", ""), rows)
