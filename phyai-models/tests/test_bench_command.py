@@ -71,9 +71,22 @@ def test_a_table_for_people(tmp_path, catalog):
 
 def test_more_than_the_model_takes_is_refused(tmp_path, catalog):
     directory = random_checkpoint(tmp_path, "pi05", cameras=2)
-    status, _, err = run("pi05", "--checkpoint", directory, "--device", "cpu", "--dtype", "fp32", catalog=catalog)
+    status, _, err = run(
+        "pi05", "--checkpoint", directory, "--device", "cpu", "--dtype", "fp32", "--cameras", 3, catalog=catalog
+    )
     assert status == 1
-    assert "3 cameras and 200 prompt tokens; this model takes 2 and 12" in err
+    assert "3 cameras and 12 prompt tokens; this model takes 2 and 12" in err
+
+
+def test_requests_are_by_default_as_large_as_the_model_takes(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05", cameras=2)
+    status, out, err = run(
+        "pi05", "--checkpoint", directory, "--device", "cpu", "--dtype", "fp32", "--runs", 1, "--warmup", 1, "--steps",
+        1, "--json", catalog=catalog,
+    )  # fmt: skip
+    assert status == 0, err
+    case = json.loads(out)["case"]
+    assert (case["cameras"], case["prompt_tokens"]) == (2, 12)
 
 
 @pytest.mark.parametrize(

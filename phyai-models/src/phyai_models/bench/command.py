@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     weights.add_argument(
         "--random-weights", action="store_true", help="random weights in the published architecture; no checkpoint"
     )
-    parser.add_argument("--cameras", type=_count, default=3, metavar="N", help="images per request (default: 3)")
+    parser.add_argument("--cameras", type=_count, metavar="N", help="images per request (default: the model's)")
     parser.add_argument(
-        "--prompt-tokens", type=_count, default=200, metavar="N", help="valid prompt tokens (default: 200)"
+        "--prompt-tokens", type=_count, metavar="N", help="valid prompt tokens (default: the model's most, at most 200)"
     )
     parser.add_argument("--batch", type=_count, default=1, metavar="N", help="requests at a time (default: 1)")
     parser.add_argument("--steps", type=_count, metavar="N", help="Euler steps (default: the model's, 10)")

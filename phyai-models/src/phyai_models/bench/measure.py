@@ -31,15 +31,16 @@ BASELINES = ("torch", "sdpa", "compile")
 
 @attrs.frozen
 class Options:
-    """What is measured. ``prompt`` valid tokens of each request; ``baselines`` of :data:`BASELINES`; ``exact``: one
-    recording per prompt length in place of buckets."""
+    """What is measured. ``cameras`` and ``prompt`` (valid tokens) of each request are by default as many as the model
+    takes, 200 tokens at most; ``baselines`` of :data:`BASELINES`; ``exact``: one recording per prompt length in place
+    of buckets."""
 
     family: str
     weights: str | Path | RandomCheckpoint
     device: str = "auto"
     dtype: str = "bf16"
-    cameras: int = 3
-    prompt: int = 200
+    cameras: int | None = None
+    prompt: int | None = None
     batch: int = 1
     steps: int | None = None
     exact: bool = False
@@ -78,7 +79,7 @@ def arguments(options: Options) -> PiArgs:
         from phyai_models.pi0 import PI0Args as Args  # type: ignore[assignment]
     weights = options.weights
     if isinstance(weights, RandomCheckpoint) and weights.config is None:
-        weights = RandomCheckpoint(PiConfig.standard(options.family, cameras=options.cameras), weights.seed)
+        weights = RandomCheckpoint(PiConfig.standard(options.family, cameras=options.cameras or 3), weights.seed)
     return Args(weights, num_steps=options.steps, seed=options.seed)
 
 
@@ -89,10 +90,12 @@ class _Bench:
         self.model, self.config, self.device = self.runner.model, self.runner.config, self.runner.model.device
         self.steps = options.steps or self.config.num_inference_steps
         self.generator = torch.Generator().manual_seed(options.seed)
-        if options.cameras > len(self.config.cameras) or options.prompt > self.config.tokenizer_max_length:
+        most_cameras, most_tokens = len(self.config.cameras), self.config.tokenizer_max_length
+        self.cameras, self.prompt = options.cameras or most_cameras, options.prompt or min(200, most_tokens)
+        if self.cameras > most_cameras or self.prompt > most_tokens:
             raise InputError(
-                f"{options.cameras} cameras and {options.prompt} prompt tokens; this model takes "
-                f"{len(self.config.cameras)} and {self.config.tokenizer_max_length}"
+                f"{self.cameras} cameras and {self.prompt} prompt tokens; this model takes "
+                f"{most_cameras} and {most_tokens}"
             )
 
     def record(self) -> dict[str, Any]:
@@ -103,7 +106,7 @@ class _Bench:
         program.load(inputs, replan=False)
         self.say("timing")
         ceilings = measure_ceilings(self.device, self.model.precision.towers)
-        case = Case(config, options.cameras, options.prompt, options.batch, self.steps,
+        case = Case(config, self.cameras, self.prompt, options.batch, self.steps,
                     self.model.precision.towers.itemsize)  # fmt: skip
         work = stages(case, skip_last_layer=self.model.savings.skip_last_layer)
         floors = floor_seconds(work, ceilings)
@@ -115,7 +118,7 @@ class _Bench:
             "model": options.family, "device": self.device_name(), "torch": torch.__version__,
             "execution": self.runner.execution, "shape": str(self.runner.shape(inputs, self.steps)),
             "case": {
-                "cameras": options.cameras, "prompt_tokens": options.prompt, "batch": options.batch,
+                "cameras": self.cameras, "prompt_tokens": self.prompt, "batch": options.batch,
                 "steps": self.steps, "chunk": config.chunk_size, "dtype": options.dtype, "exact": options.exact,
                 "weights": "random" if isinstance(options.weights, RandomCheckpoint) else str(options.weights),
             },
@@ -210,10 +213,10 @@ class _Bench:
         options, config, g = self.options, self.config, self.generator
         size, batch = config.vision.image_size, options.batch
         return Inputs(
-            images=torch.rand(batch, options.cameras, 3, size, size, generator=g) * 2 - 1,
-            camera_mask=torch.ones(batch, options.cameras, dtype=torch.bool),
-            tokens=torch.randint(0, config.vocab_size, (batch, options.prompt), generator=g),
-            token_mask=torch.ones(batch, options.prompt, dtype=torch.bool),
+            images=torch.rand(batch, self.cameras, 3, size, size, generator=g) * 2 - 1,
+            camera_mask=torch.ones(batch, self.cameras, dtype=torch.bool),
+            tokens=torch.randint(0, config.vocab_size, (batch, self.prompt), generator=g),
+            token_mask=torch.ones(batch, self.prompt, dtype=torch.bool),
             state=torch.rand(batch, config.max_state_dim, generator=g) * 2 - 1,
             noise=torch.randn(batch, config.chunk_size, config.max_action_dim, generator=g),
         )
