@@ -74,7 +74,7 @@ def run(family: str, args: argparse.Namespace, context: Context) -> int:
 
 
 def _check_usage(args: argparse.Namespace) -> None:
-    observation = [name for name in ("image", "instruction", "state") if getattr(args, name)]
+    observation = [name for name in ("image", "instruction", "state") if getattr(args, name) not in (None, [])]
     if args.inputs and observation:
         raise InputError(f"--inputs brings everything; leave out --{', --'.join(observation)}")
     if not args.inputs and len(observation) < 3:

@@ -6,10 +6,11 @@ Loading the result gives, bit for bit, what quantizing the original when it is l
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
 from phyai.cli.command import Context, Exit
-from phyai.errors import InputError
+from phyai.errors import InputError, PhyAIError
 
 EXAMPLES = """
   phyai quantize ./checkpoint --policy policies/pi05/w4a16_g128.yaml --out ./checkpoint-w4a16
@@ -45,6 +46,8 @@ def _run(args: argparse.Namespace, context: Context) -> int:
     wrong = [name for name in args.report if name != "-" and Path(name).suffix not in (".json", ".html", ".png")]
     if wrong:
         raise InputError(f"--report {wrong[0]}: the file's name must end in .json, .html or .png")
+    if any(Path(name).suffix == ".png" for name in args.report) and find_spec("matplotlib") is None:
+        raise PhyAIError("a picture needs matplotlib: pip install 'phyai-models[demo]'")  # before hours of measuring
     policy = context.policy(args.policy)
     observer = None
     if args.report:
