@@ -85,6 +85,34 @@ def test_an_index_that_names_a_missing_file_is_refused(tmp_path):
         Checkpoint.open(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        ({"w": "a.safetensors", "v": "a.safetensors"}, "v is not in a.safetensors"),
+        ({"w": "a.safetensors", "x": "b.safetensors"}, "u in b.safetensors is not indexed"),
+        ({"w": "b.safetensors", "u": "a.safetensors"}, "w is in a.safetensors, not in b.safetensors"),
+    ],
+)
+def test_an_index_that_disagrees_with_its_files_is_refused(tmp_path, weight_map, message):
+    safetensors(tmp_path / "a.safetensors", ONE, b"\0" * 8)
+    safetensors(tmp_path / "b.safetensors", {"u": ONE["w"]}, b"\0" * 8)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "message"),
+    [
+        (ONE, 7, "truncated: its header describes"), (ONE, 9, "bytes of no tensor"),
+        ({**ONE, "v": ONE["w"]}, 8, "overlap"), ({"w": {**ONE["w"], "data_offsets": [8, 16]}}, 16, "leave a hole"),
+    ],
+)  # fmt: skip
+def test_bytes_that_are_not_exactly_the_tensors_are_refused(tmp_path, header, data, message):
+    with pytest.raises(CheckpointError, match=message):
+        read_header(safetensors(tmp_path / "model.safetensors", header, b"\0" * data))
+
+
 def test_one_tensor_in_two_files_is_refused(tmp_path):
     for name in ("a.safetensors", "b.safetensors"):
         safetensors(tmp_path / name, ONE, b"\0" * 8)

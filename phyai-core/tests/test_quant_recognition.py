@@ -4,11 +4,13 @@ import functools
 import json
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from phyai.quant.importers import BUILTIN, Importer, Recognized, Refuse, Refused
 from phyai.quant.recognition import recognize
 from quant_cases import CONFIGS, INDEX
+from safetensors.torch import save_file
 
 
 def plan(name):
@@ -60,6 +62,15 @@ def test_refusals_say_what_is_not_supported(file, words):
 
 def test_a_tool_that_is_not_named_is_named():
     assert recognize(CONFIGS / "bnb_shorthand.json").method == "bitsandbytes"
+
+
+def test_a_configuration_without_its_tensors_is_refused(tmp_path):
+    """Nothing is taken for BF16 because its codes are missing."""
+    save_file({"lm_head.weight": torch.zeros(4, 4), "fc.weight": torch.zeros(4, 4)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
+    outcome = recognize(tmp_path)
+    assert isinstance(outcome, Refused)
+    assert "says fp8, but no tensor is stored quantized" in outcome.reason
 
 
 def test_nested_text_config_covers_the_text_model_only():

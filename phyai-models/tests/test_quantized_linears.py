@@ -53,6 +53,12 @@ def test_an_unknown_name_is_an_error_with_a_suggestion(catalog):
         load_linears(DATA / "ct_w8a16_channel", ["model.layers.1.self_attn.q_prj"], catalog=catalog)
 
 
+def test_a_folder_without_weights_is_an_error(tmp_path, catalog):
+    (tmp_path / "config.json").write_bytes((DATA / "mo_fp8" / "config.json").read_bytes())
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        load_linears(tmp_path, catalog=catalog)
+
+
 @pytest.mark.parametrize(
     ("case", "suffix"),
     [

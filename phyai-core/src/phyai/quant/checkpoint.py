@@ -82,6 +82,7 @@ class Checkpoint:
                 raise CheckpointError(f"{name} is in both {tensors[name].file.name} and {file.name}")
             tensors |= found
             metadata |= extra
+        _check_index(path, tensors)
         return cls(path, _read_configs(path), tensors, metadata)
 
     def read_small(self, name: str) -> list[float]:
@@ -134,24 +135,49 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         CheckpointError: the index names a file that is missing or outside the folder.
     """
-    indices = sorted(folder.glob("*.safetensors.index.json"))
-    if len(indices) > 1:
-        raise CheckpointError(f"{folder} has several indices: {', '.join(i.name for i in indices)}")
-    if not indices:
+    index, weight_map = _read_index(folder)
+    if index is None:
         whole = folder / "model.safetensors"
         return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
-    weight_map = read_json(indices[0]).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
-        raise CheckpointError(f"{indices[0].name}: weight_map must map tensor names to file names")
     files = []
     for name in sorted(set(weight_map.values())):
         file = folder / name
         if Path(name).name != name or name in (".", ".."):
-            raise CheckpointError(f"{indices[0].name} names {name!r}, which is not a file of this folder")
+            raise CheckpointError(f"{index.name} names {name!r}, which is not a file of this folder")
         if not file.is_file():
-            raise CheckpointError(f"{indices[0].name} names {name}, which is missing")
+            raise CheckpointError(f"{index.name} names {name!r}, which is missing")
         files.append(file)
     return files
+
+
+def _read_index(folder: Path) -> tuple[Path | None, Mapping[str, str]]:
+    """The index of a folder and what it maps; None and nothing where there is none."""
+    indices = sorted(folder.glob("*.safetensors.index.json"))
+    if len(indices) > 1:
+        raise CheckpointError(f"{folder} has several indices: {', '.join(i.name for i in indices)}")
+    if not indices:
+        return None, {}
+    weight_map = read_json(indices[0]).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
+        raise CheckpointError(f"{indices[0].name}: weight_map must map tensor names to file names")
+    return indices[0], weight_map
+
+
+def _check_index(folder: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    """Check that the index and the files that it names hold the same tensors."""
+    index, weight_map = _read_index(folder)
+    if index is None:
+        return
+    problems = [f"{name} is not in {weight_map[name]}" for name in weight_map.keys() - tensors.keys()]
+    problems += [
+        f"{name} in {info.file.name} is not indexed" for name, info in tensors.items() if name not in weight_map
+    ]
+    problems += [
+        f"{name} is in {tensors[name].file.name}, not in {file}"
+        for name, file in weight_map.items() if name in tensors and tensors[name].file.name != file
+    ]  # fmt: skip
+    if problems:
+        raise CheckpointError(f"{index.name} disagrees with its files:\n  " + "\n  ".join(sorted(problems)))
 
 
 def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
@@ -165,7 +191,10 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
         if not 0 <= length <= min(MAX_HEADER, size - 8):
-            raise CheckpointError(f"{path.name} is not a safetensors file: its header would have {length} bytes")
+            raise CheckpointError(
+                f"{path.name} is truncated or not a safetensors file: "
+                + (f"its header would have {length} bytes" if len(start) == 8 else f"it has {size} bytes")
+            )
         try:
             header = json.loads(file.read(length))
         except (ValueError, RecursionError) as error:
@@ -176,11 +205,19 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointError(f"{path.name}: __metadata__ must map names to strings")
     data = 8 + length
-    tensors = {name: _tensor_info(path, name, entry, data, size) for name, entry in header.items()}
+    tensors = {name: _tensor_info(path, name, entry, data) for name, entry in header.items()}
+    end = data
+    for info in sorted(tensors.values(), key=lambda i: (i.begin, i.end)):
+        if info.begin != end:
+            raise CheckpointError(f"{path.name}: the bytes of {info.name} overlap another tensor's or leave a hole")
+        end = info.end
+    if end != size:
+        what = "is truncated" if size < end else "holds bytes of no tensor"
+        raise CheckpointError(f"{path.name} {what}: its header describes {end} bytes, and it has {size}")
     return tensors, metadata
 
 
-def _tensor_info(path: Path, name: str, entry: Any, data: int, size: int) -> TensorInfo:
+def _tensor_info(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
     where = f"{path.name}: {name}"
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
@@ -191,6 +228,6 @@ def _tensor_info(path: Path, name: str, entry: Any, data: int, size: int) -> Ten
         raise CheckpointError(f"{where}: shape and data_offsets must be whole numbers")
     if not isinstance(dtype, str) or dtype not in SAFETENSORS_DTYPES:
         raise CheckpointError(f"{where}: unknown dtype {dtype!r}")
-    if end - begin != math.prod(shape) * SAFETENSORS_DTYPES[dtype][0] or data + end > size:
+    if end - begin != math.prod(shape) * SAFETENSORS_DTYPES[dtype][0]:
         raise CheckpointError(f"{where}: {dtype} {list(shape)} does not fit bytes {begin} to {end}")
     return TensorInfo(name, dtype, shape, path, data + begin, data + end)

@@ -47,7 +47,7 @@ def recognize(
     if refused is not None:
         return refused
     conflict = _conflict(found, [o for o in outcomes if isinstance(o, Recognized)])
-    return conflict or outcomes[0]
+    return conflict or _without_tensors(outcomes[0], checkpoint) or outcomes[0]
 
 
 def _recognize_one(found: FoundConfig, checkpoint: Checkpoint, importers: tuple[Importer, ...]) -> Recognized | Refused:
@@ -55,8 +55,8 @@ def _recognize_one(found: FoundConfig, checkpoint: Checkpoint, importers: tuple[
         try:
             outcome = importer.load()(found, checkpoint)
         except Refuse as refuse:
-            method = refuse.method or method_of(found.body) or importer.name
-            return Refused(refuse.reason, refuse.instead, method, found.source)
+            tool = refuse.method or method_of(found.body) or importer.name
+            return Refused(refuse.reason, refuse.instead, tool, found.source)
         except Exception as error:  # an importer may be anybody's: one that fails must not take the rest down
             _log.exception("importer %s", importer.name)
             reason = f"importer {importer.name} failed on it: {type(error).__name__}: {error}"
@@ -95,6 +95,16 @@ def _without_config(checkpoint: Checkpoint) -> Refused | None:
         f"{len(names)} tensors look quantized ({some}) but no quantization configuration was found",
         "the configuration that the tool wrote beside them (config.json, hf_quant_config.json, …)",
     )
+
+
+def _without_tensors(outcome: Recognized | Refused, checkpoint: Checkpoint) -> Refused | None:
+    if not checkpoint.tensors or quantized_tensors(checkpoint):
+        return None
+    return Refused(
+        f"{outcome.source} says {outcome.method}, but no tensor is stored quantized",
+        "the tensors that belong to it, or the configuration without its quantization for ordinary weights",
+        outcome.method, outcome.source,
+    )  # fmt: skip
 
 
 def _conflict(found: list[FoundConfig], recognized: list[Recognized]) -> Refused | None:

@@ -161,12 +161,14 @@ def recognized_or_raise(checkpoint: Checkpoint, catalog: Catalog | None = None) 
     """What the checkpoint's quantization is; None when it is not quantized.
 
     Raises:
-        CheckpointError: it is refused; the message says why and what would work.
+        CheckpointError: it is refused, the message says why and what would work; or there are no weights.
     """
     catalog = catalog or discover()
     outcome = recognize(checkpoint, (*catalog.importers, *BUILTIN))
     if isinstance(outcome, Refused):
         raise CheckpointError(f"{checkpoint.path}: {outcome}")
+    if not checkpoint.tensors:
+        raise CheckpointError(f"{checkpoint.path} holds no weights: safetensors files are read")
     return outcome
 
 
