@@ -1,6 +1,6 @@
 """Draw the README's picture: one real decision, as ``phyai explain`` prints it.
 
-    python docs/make_images.py
+python docs/make_images.py
 """
 
 from __future__ import annotations

@@ -118,8 +118,12 @@ def pack_layer(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor, torch.T
 
 
 def modulation_tables(
-    layers: Sequence[LayerWeights], attention: torch.Tensor, mlp: torch.Tensor, final: torch.Tensor,
-    out_weight: torch.Tensor, out_bias: torch.Tensor,
+    layers: Sequence[LayerWeights],
+    attention: torch.Tensor,
+    mlp: torch.Tensor,
+    final: torch.Tensor,
+    out_weight: torch.Tensor,
+    out_bias: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
     """Tables of all steps, fp32. ``attention`` and ``mlp`` are ``[S, L, 3·1024]``, ``final`` ``[S, 3·1024]``: scale,
     shift and gate as the adaRMS projections give them."""  # fmt: skip

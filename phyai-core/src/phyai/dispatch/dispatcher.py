@@ -122,8 +122,8 @@ class Dispatcher:
         that every call has it), ``present`` the optional inputs that every call gives. ``facts`` adds what the
         signature does not say (``quant.*``, ``model.*``). ``capture``: the site will run inside a CUDA graph.
 
-        A quantized weight in the plain layout is packed into the layout that :mod:`phyai.dispatch.layouts` chooses for it
-        over the numbers of rows (M) from ``rows[0]`` to ``rows[1]``, or into the one that ``layouts`` names for it.
+        A quantized weight in the plain layout is packed into the layout that :mod:`phyai.dispatch.layouts` chooses
+        for it over the numbers of rows (M) from ``rows[0]`` to ``rows[1]``, or into the one that ``layouts`` names.
 
         ``chain`` is how the caller computes a chained op itself.
 

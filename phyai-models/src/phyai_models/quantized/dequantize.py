@@ -52,6 +52,7 @@ def write_dequantized(
                 file.write(dense.contiguous().numpy().tobytes())
                 if progress is not None:
                     progress(done + 1, len(layers))
+        os.chmod(partial, 0o644)  # a temporary file is its owner's alone
         os.replace(partial, out)
     except BaseException:
         os.unlink(partial)
