@@ -105,6 +105,6 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy, strict on the core."""
-    install(session, *CPU, tools=("mypy",))
+    install(session, *CPU, tools=("mypy", *TEST_TOOLS, *DEMO_TOOLS))
     session.run("mypy", "--strict", "-p", "phyai")
     session.run("mypy", "-p", "phyai_backend_reference", "-p", "phyai_models")
