@@ -130,3 +130,5 @@ def test_configurations_that_are_no_objects_are_refused(tmp_path, text):
 def test_nothing_there(tmp_path):
     with pytest.raises(CheckpointError, match="neither a folder nor a file"):
         Checkpoint.open(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match="neither safetensors files nor config"):
+        Checkpoint.open(tmp_path)

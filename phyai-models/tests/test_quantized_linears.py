@@ -46,6 +46,7 @@ def test_layers_in_ordinary_precision_come_too(catalog):
 def test_only_the_names_asked_for(catalog):
     name = "model.layers.1.self_attn.q_proj"
     assert list(load_linears(DATA / "ct_w8a16_channel", [name], catalog=catalog)) == [name]
+    assert list(load_linears(DATA / "ct_w8a16_channel", name, catalog=catalog)) == [name]
 
 
 def test_an_unknown_name_is_an_error_with_a_suggestion(catalog):
@@ -135,6 +136,13 @@ def test_the_command_writes_every_linear_as_float32(tmp_path):
     rows = expected["odd_proj.rows"].long()
     assert torch.equal(written["odd_proj.weight"][rows], expected["odd_proj.weight"])
     assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("out", ["no/weights.safetensors", "."])
+def test_the_command_says_where_it_cannot_write(tmp_path, capsys, out):
+    assert main(["dequantize", str(DATA / "mo_fp8"), "--out", str(tmp_path / out)]) == 1
+    assert f"{tmp_path / out} cannot be written" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_leaves_nothing_behind_when_it_fails(tmp_path, capsys):

@@ -83,7 +83,10 @@ class Checkpoint:
             tensors |= found
             metadata |= extra
         _check_index(path, tensors)
-        return cls(path, _read_configs(path), tensors, metadata)
+        configs = _read_configs(path)
+        if not tensors and not configs:
+            raise CheckpointError(f"{path} is no checkpoint: it has neither safetensors files nor {CONFIG_FILES[0]}")
+        return cls(path, configs, tensors, metadata)
 
     def read_small(self, name: str) -> list[float]:
         """The values of a tensor of at most 64 elements (a shape, a scalar), without loading anything else.

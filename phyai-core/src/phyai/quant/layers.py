@@ -58,14 +58,14 @@ def quantized_tensors(checkpoint: Checkpoint) -> list[str]:
 def stored_layers(
     checkpoint: Checkpoint, recognized: Recognized | None, names: Iterable[str] | None = None
 ) -> dict[str, StoredLayer]:
-    """Every linear layer of a checkpoint by module name (or those of ``names``), checked.
+    """Every linear layer of a checkpoint by module name (or those of ``names``; a string is one), checked.
 
     Problems do not raise: a layer that cannot be loaded has ``problem`` set.
 
     Raises:
         CheckpointError: ``names`` holds a module that the checkpoint has no linear layer for.
     """
-    wanted = None if names is None else list(names)
+    wanted = [names] if isinstance(names, str) else None if names is None else list(names)
     layers = {}
     for module, tensors in group_by_module(checkpoint.tensors).items():
         if wanted is not None and module not in wanted:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from phyai.catalog import Catalog
-from phyai.errors import CheckpointError
+from phyai.errors import CheckpointError, InputError
 from phyai.quant.checkpoint import Checkpoint
 from phyai.quant.layers import stored_layers
 from phyai.quant.realize import dequantize, realize
@@ -36,12 +36,17 @@ def write_dequantized(
 
     Raises:
         CheckpointError: the checkpoint, or one of the layers, cannot be loaded exactly as it was written.
+        InputError: ``out`` cannot be a file.
     """
+    out = Path(out)
+    if out.is_dir() or not out.parent.is_dir():
+        raise InputError(
+            f"{out} cannot be written: " + ("it is" if out.is_dir() else f"{out.parent} is not") + " a folder"
+        )
     checkpoint = Checkpoint.open(checkpoint_dir)
     recognized = recognized_or_raise(checkpoint, catalog)
     layers = stored_layers(checkpoint, recognized, names)
     shapes = {f"{name}.weight": _shape(layer) for name, layer in layers.items()}
-    out = Path(out)
     descriptor, partial = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

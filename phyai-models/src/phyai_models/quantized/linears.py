@@ -127,7 +127,7 @@ def load_linears(
 
     Args:
         checkpoint_dir: a folder with safetensors files and their configuration.
-        names: only these modules; None for all.
+        names: only these modules (a string is one); None for all.
         policy: a policy or its file. Its kernel rules decide which kernels run; its ``quantization`` section
             quantizes layers that the checkpoint stores in ordinary precision.
         device: where the tensors go and the kernels run.
