@@ -8,7 +8,6 @@ band among the kernels that they resolve to.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from phyai.facts import Facts, FactValue
 from phyai.kernel import Band, Capture, Kernel, Numerics, Prepared, Resources
 from phyai.op import Op, Part
 from phyai.predicates import match
+from phyai.targets import load as load_target
 
 #: The backend that decompositions count as.
 BACKEND = "decomposed"
@@ -144,8 +144,7 @@ def _prepare(op: Op, facts: Facts, weights: Mapping[str, Any], resources: Resour
     sites: dict[str, Any] = {}
     for part in op.parts:
         sites[part.name] = resources.site(part.name, part.op, facts, part_weights(part, weights))
-    module, _, attribute = str(op.compose).partition(":")
-    compose = getattr(importlib.import_module(module), attribute)
+    compose = load_target(str(op.compose))
 
     def refresh(new: Mapping[str, Any]) -> None:
         for part in op.parts:

@@ -17,7 +17,6 @@ a field that no decision reads does not belong here.
 from __future__ import annotations
 
 import enum
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -26,6 +25,7 @@ import attrs
 from phyai.errors import DeclarationError
 from phyai.facts import Facts
 from phyai.predicates import Predicate
+from phyai.targets import load as load_target
 
 
 class Band(enum.IntEnum):
@@ -149,6 +149,5 @@ class Kernel:
         """Import and return ``prepare``. The only place where a kernel's library is imported."""
         if not isinstance(self.prepare, str):
             return self.prepare
-        module, _, attribute = self.prepare.partition(":")
-        prepare: PrepareFn = getattr(importlib.import_module(module), attribute)
+        prepare: PrepareFn = load_target(self.prepare)
         return prepare

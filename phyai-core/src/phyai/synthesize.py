@@ -12,7 +12,6 @@ device, because they are drawn on the CPU.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from phyai.calls import attributes, call_facts, fill_dtypes
 from phyai.errors import CallError
 from phyai.facts import Facts
 from phyai.op import FLOATS, ArgSpec, Op, Tensor, dim_size
+from phyai.targets import load as load_target
 
 if TYPE_CHECKING:
     import torch
@@ -75,8 +75,7 @@ def synthesize(
         elif tensor.kind == "input":
             kinds["input"][tensor.name] = None
     if op.synthesize is not None:
-        module, _, function = op.synthesize.partition(":")
-        getattr(importlib.import_module(module), function)(call, generator)
+        load_target(op.synthesize)(call, generator)
     for tensors in kinds.values():
         for name, value in tensors.items():
             tensors[name] = value if value is None else value.to(device)

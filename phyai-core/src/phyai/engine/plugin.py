@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from phyai.errors import DeclarationError, PhyAIError
+from phyai.targets import load as load_target
 
 if TYPE_CHECKING:
     from phyai.catalog import Catalog
@@ -93,11 +93,11 @@ class ModelPlugin:
 
     def arguments_class(self) -> type:
         """Import and return the class of the model's arguments."""
-        return _import(self.arguments)  # type: ignore[no-any-return]
+        return load_target(self.arguments)  # type: ignore[no-any-return]
 
     def loader(self) -> Callable[[Any, Host], Model]:
         """Import and return ``load``."""
-        return _import(self.load)  # type: ignore[no-any-return]
+        return load_target(self.load)  # type: ignore[no-any-return]
 
     def example_request(self, model: Model) -> Any:
         """A request of the usual size.
@@ -107,18 +107,13 @@ class ModelPlugin:
         """
         if self.example is None:
             raise PhyAIError(f"the model {self.name} declares no example request; give engine.tune() one from Python")
-        return _import(self.example)(model)
+        return load_target(self.example)(model)
 
 
 def study_of(checkpoint_dir: str | Path, catalog: Catalog) -> Study | None:
     """What the model of a checkpoint offers for studying quantizations of it; None when no model claims it."""
     for plugin in catalog.models:
-        study = _import(plugin.study)(checkpoint_dir, catalog) if plugin.study is not None else None
+        study = load_target(plugin.study)(checkpoint_dir, catalog) if plugin.study is not None else None
         if study is not None:
             return study  # type: ignore[no-any-return]
     return None
-
-
-def _import(target: str) -> Any:
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
 
+from phyai import targets
 from phyai.predicates import Predicate
 
 #: The layout in which every weight is realized first; see :class:`phyai.quant.weight.QuantizedWeight`.
@@ -57,6 +57,5 @@ def load(target: str | Callable[..., Any]) -> Callable[..., Any]:
     """The function that ``"module:function"`` names; a function comes back unchanged."""
     if not isinstance(target, str):
         return target
-    module, _, attribute = target.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    found: Callable[..., Any] = targets.load(target)
     return found

@@ -7,7 +7,6 @@ print goes to standard error. :mod:`phyai.tune.isolation` is the other end.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import math
 import os
@@ -23,6 +22,7 @@ from phyai.environment import Environment
 from phyai.errors import PhyAIError
 from phyai.policy import Layer, Policy, parse_policy
 from phyai.policy._write import policy_yaml
+from phyai.targets import load as load_target
 from phyai.tune.measure import Settings, measure
 from phyai.tune.task import Task
 from phyai.tune.timers import Timer
@@ -61,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--catalog", required=True, metavar="MODULE:FUNCTION")
     args = parser.parse_args(argv)
     say = _take_stdout()
-    module, _, function = args.catalog.partition(":")
-    catalog: Catalog = getattr(importlib.import_module(module), function)()
+    catalog: Catalog = load_target(args.catalog)()
     environment = Environment.detect(args.device, libraries=catalog.libraries)
     timers: dict[bool, Timer] = {}
     policy = Policy()
