@@ -145,6 +145,31 @@ def attention_paged(fault=None):
     return kernel("attention_paged", prepare, same("q", "k_cache", "v_cache", "o"), capture=Capture.AFTER_WARMUP)
 
 
+# expert_steps
+
+
+def expert_steps(fault=None):
+    """Uses what lies behind the prefixes as scratch."""
+    from phyai_backend_reference.reference.expert_steps import prepare as reference
+
+    def prepare(facts, weights, params, resources):
+        real = reference(facts, weights, params, resources)
+
+        def run(x, k_cache, v_cache, lengths, out=None, state=None):
+            y = real.run(x, k_cache, v_cache, lengths, out=out)
+            for request, length in enumerate(lengths.tolist()):
+                first = length - 1 if fault == "overwrites a key of the prefix" else length
+                k_cache[:, request, first:] = v_cache[:, request, length:] = torch.nan
+            if fault == "writes to another page":
+                v_cache[:, len(lengths) :] += 1
+            return y
+
+        return attrs.evolve(real, run=run)
+
+    floats = ("x", "k_cache", "qkv", "modulation", "in_weight")
+    return kernel("expert_steps", prepare, same(*floats, dtypes=("fp32",)))
+
+
 # gated_activation, for what only a GPU shows
 
 

@@ -248,6 +248,11 @@ def test_one_op_by_alias(phyai):
     assert "eps" in out
 
 
+def test_an_op_says_what_of_its_inputs_it_writes(phyai):
+    assert "residual (mutated)" in phyai("ops", "rms_norm_add").out
+    assert "k_cache (in part scratch)" in phyai("ops", "expert_steps").out
+
+
 def test_kernels_by_op_glob_and_id(phyai):
     assert [k["id"] for k in phyai("kernels", "--op", "linear", "--json").data] == ["fast.gemm", "plain.gemm"]
     assert [k["id"] for k in phyai("kernels", "plain.*", "--json").data] == ["plain.gemm"]

@@ -325,6 +325,8 @@ def test_an_op_that_takes_a_name_of_the_core_is_refused(site):
         ("(Tensor('x', ('2M',)),), (Dim('M', ''),)", ("dimension '2M' must read",)),
         ("(X, X), (M, D)", ("tensor x is declared twice",)),
         ("(Tensor('x', ('M',), 'inptu'),), (M,)", ("'inptu'", "metadata")),
+        ("(Tensor('x', ('M',), scratch='op_plugin'),), (M,)", ("tensor x: scratch", "module:function")),
+        ("(Tensor('x', ('M',), 'weight', scratch='op_plugin:f'),), (M,)", ("only an input",)),
         ("(X, Y), (M, D), arg_specs=(ArgSpec('s', {'Q': 3}),)", ("argument spec s", "no dimension 'Q'")),
         ("(X, Y), (M, D), arg_specs=(ArgSpec('s', {}, {'x': 'int8'}),)", ("x is given as int8",)),
         ("(X, Y), (M, D), parts=(Part('p', 'gemm'),)", ("parts and compose go together",)),

@@ -57,6 +57,8 @@ def found(record, *names, device="cpu"):
         (faulty.gemm, "wrong when K is no multiple of 32", "values", "the reference says"),
         (faulty.gemm, "ignores bias", "arguments", "dtype.bias is ignored"),
         (faulty.attention_paged, "keeps the first plan", "plan", "after plan with changed lengths (step 2)"),
+        (faulty.expert_steps, "overwrites a key of the prefix", "values", "changes its input k_cache outside its scratch"),
+        (faulty.expert_steps, "writes to another page", "values", "changes its input v_cache outside its scratch"),
     ],
 )
 def test_a_planted_fault_is_found(make, fault, check, words):
@@ -71,6 +73,12 @@ def test_the_same_kernel_without_a_fault_passes(make):
     assert failures == {}
     assert report.outcome is Outcome.PASSED
     assert report.calls > 20
+
+
+def test_a_kernel_may_overwrite_what_its_op_declares_as_scratch():
+    failures, report, _ = found(faulty.expert_steps())
+    assert failures == {}
+    assert {"values", "reuse", "reproducible"} <= {check.name for check in report.checks if check.calls}
 
 
 def test_a_batch_variant_kernel_that_is_declared_invariant_is_found():

@@ -35,7 +35,9 @@ class Tensor:
     """One tensor of a signature.
 
     ``kind`` is ``input`` (given to every call, positionally), ``weight`` (bound when the site is made),
-    ``output``, or ``metadata`` (goes to ``plan``). ``mutated`` inputs are written by the call.
+    ``output``, or ``metadata`` (goes to ``plan``). ``mutated`` inputs are written by the call: they are results too.
+    ``scratch`` (``"module:function"``) names the part of an input that a call may overwrite with anything, while the
+    rest stays as it is: it is called as ``f(inputs)`` and gives a bool mask that broadcasts to the tensor.
     ``fill`` says how inputs are synthesized: ``normal``, ``uniform``, ``zeros``, ``ones``, ``near_one``,
     ``mask`` (bool, no row empty), ``positions``, ``ids``, ``slots``, ``scale``, ``cos_sin``; an op with needs of its
     own gives ``synthesize``.
@@ -47,6 +49,7 @@ class Tensor:
     dtypes: tuple[str, ...] = FLOATS
     optional: bool = False
     mutated: bool = False
+    scratch: str | None = None
     fill: str = "normal"
     doc: str = ""
 

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from phyai.cli.command import Context, Exit
-from phyai.op import Op
+from phyai.op import Op, Tensor
 
 EXAMPLES = """
   phyai ops
@@ -55,7 +55,7 @@ def _describe(op: Op, context: Context) -> None:
         ("tensor", "kind", "shape", "dtypes", "meaning"),
         [
             (
-                _tensor(t.name, t.optional, t.mutated),
+                _tensor(t),
                 t.kind,
                 f"[{', '.join(t.dims)}]",
                 " ".join(t.dtypes),
@@ -79,8 +79,9 @@ def _describe(op: Op, context: Context) -> None:
     context.say(f"kernels: {kernels or 'none'}")
 
 
-def _tensor(name: str, optional: bool, mutated: bool) -> str:
-    return name + ("?" if optional else "") + (" (mutated)" if mutated else "")
+def _tensor(tensor: Tensor) -> str:
+    written = " (mutated)" if tensor.mutated else " (in part scratch)" if tensor.scratch else ""
+    return tensor.name + ("?" if tensor.optional else "") + written
 
 
 def _record(op: Op, context: Context) -> dict[str, Any]:
@@ -98,6 +99,7 @@ def _record(op: Op, context: Context) -> dict[str, Any]:
                 "dtypes": list(t.dtypes),
                 "optional": t.optional,
                 "mutated": t.mutated,
+                "scratch": t.scratch is not None,
             }
             for t in op.tensors
         ],

@@ -20,6 +20,10 @@ def op_problems(op: Op, ops: Mapping[str, Op], has_module: Callable[[str], bool]
     for tensor in op.tensors:
         if tensor.kind not in _KINDS:
             yield f"tensor {tensor.name} is of the kind {tensor.kind!r}; the kinds are {', '.join(_KINDS)}"
+        if tensor.scratch is not None:
+            yield from target_problems(f"tensor {tensor.name}: scratch {tensor.scratch!r}", tensor.scratch, has_module)
+            if tensor.kind != "input" or tensor.mutated:
+                yield f"tensor {tensor.name}: only an input that is not mutated can have scratch"
     for spec in op.arg_specs:
         yield from (f"argument spec {spec.name}: {problem}" for problem in _spec_problems(op, spec))
     if bool(op.parts) != bool(op.compose):

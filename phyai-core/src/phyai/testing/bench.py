@@ -87,12 +87,13 @@ def _led(op: Op, case: Case, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _aliased(op: Op, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Floating inputs of one shape and dtype as one tensor, unless the op writes to one of them."""
+    """Floating inputs of one shape and dtype as one tensor, unless the op may write to one of them."""
     found: dict[Any, Any] = {}
     aliased = dict(inputs)
     for tensor in op.inputs:
         value = inputs[tensor.name]
-        if value is not None and not tensor.mutated and value.is_floating_point():
+        written = tensor.mutated or tensor.scratch is not None
+        if value is not None and not written and value.is_floating_point():
             aliased[tensor.name] = found.setdefault((tuple(value.shape), value.dtype, tensor.fill), value)
     return aliased
 

@@ -1,7 +1,8 @@
-"""Lengths of prefixes that leave room for a request's own tokens."""
+"""Lengths of prefixes that leave room for a request's own tokens, and that room."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,3 +18,13 @@ def fill(call: SynthesizedCall, generator: Any) -> None:
         most = dims["page_size"] - dims["M"] // dims["B"]
         lengths = torch.randint(1, max(most, 1) + 1, (dims["B"],), generator=generator)
         call.inputs["lengths"] = lengths.to(torch.int32).to(call.inputs["lengths"].device)
+
+
+def behind_prefixes(inputs: Mapping[str, Any]) -> Any:
+    """Which slots of the caches lie behind the prefix of a request: bool ``[pages, page_size, 1, 1]``."""
+    import torch
+
+    lengths, (_, pages, page_size, _, _) = inputs["lengths"], inputs["k_cache"].shape
+    first = torch.full((pages,), page_size, device=lengths.device)  # the other pages are no request's
+    first[: len(lengths)] = lengths
+    return (torch.arange(page_size, device=lengths.device) >= first[:, None])[:, :, None, None]

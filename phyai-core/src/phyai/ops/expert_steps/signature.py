@@ -18,7 +18,8 @@
     return a
 
 Request b's prefix lies in page b of the caches. What lies behind it there (``page_size - lengths[b]`` keys, at least
-as many as the request has rows) is scratch that a call may overwrite.
+as many as the request has rows) is scratch that a call may overwrite: layers that are called one by one write the
+request's own keys and values there. All else in the caches stays as it is.
 
 Its decomposition is the caller's own chain of layers (``Dispatcher.bind(..., chain=...)``): how many there are, and
 their names, are the model's affair.
@@ -35,6 +36,9 @@ from phyai.op import DEFAULT_TOLERANCE, ArgSpec, Attr, Dim, Op, Tensor, Toleranc
 from phyai.ops.activation.signature import ACTIVATION
 from phyai.ops.expert_steps.arg_specs import ARG_SPECS
 from phyai.ops.rms_norm.signature import EPS
+
+#: What lies behind the prefixes.
+SCRATCH = "phyai.ops.expert_steps.inputs:behind_prefixes"
 
 #: Weights are half precision as a rule, and every step passes through all layers.
 TOLERANCE = {
@@ -65,8 +69,8 @@ OP = Op(
     doc=__doc__ or "",
     tensors=(
         Tensor("x", ("...M", "A"), doc="the noise"),
-        Tensor("k_cache", ("layers", "pages", "page_size", "kv_heads", "head_dim")),
-        Tensor("v_cache", ("layers", "pages", "page_size", "kv_heads", "head_dim")),
+        Tensor("k_cache", ("layers", "pages", "page_size", "kv_heads", "head_dim"), scratch=SCRATCH),
+        Tensor("v_cache", ("layers", "pages", "page_size", "kv_heads", "head_dim"), scratch=SCRATCH),
         Tensor("lengths", ("B",), dtypes=("int32",), doc="keys of each request's prefix"),
         Tensor("qkv", ("layers", "N", "D"), "weight", doc="rows of q, then of k, then of v"),
         Tensor("o", ("layers", "D", "O"), "weight"),

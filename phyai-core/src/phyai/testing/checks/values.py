@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from phyai.targets import load as load_target
 from phyai.testing.bench import Call
 from phyai.testing.case import Case
 from phyai.testing.checks.check import Check
@@ -52,9 +53,17 @@ def _same_result(call: Call, returned: list[Any], got: list[Any], what: str) -> 
 
 
 def _untouched(call: Call, before: Call, what: str) -> None:
-    for name, tensor in call.inputs.items():
-        if tensor is not None and name not in call.mutated and not same_bits(tensor, before.inputs[name]):
-            raise Finding(f"{what}changes its input {name}, which the signature does not let it mutate")
+    for declared in call.op.inputs:
+        name = declared.name
+        now, then = call.inputs[name], before.inputs[name]
+        if now is None or name in call.mutated:
+            continue
+        if declared.scratch is not None:
+            mask = load_target(declared.scratch)(before.inputs)
+            now, then = now.masked_fill(mask, 0), then.masked_fill(mask, 0)
+        if not same_bits(now, then):
+            where = " outside its scratch" if declared.scratch is not None else ""
+            raise Finding(f"{what}changes its input {name}{where}, which the signature does not let it mutate")
 
 
 def agrees(subject: Subject, case: Case) -> None:
