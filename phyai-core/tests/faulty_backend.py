@@ -158,7 +158,7 @@ def expert_steps(fault=None):
         def run(x, k_cache, v_cache, lengths, out=None, state=None):
             y = real.run(x, k_cache, v_cache, lengths, out=out)
             for request, length in enumerate(lengths.tolist()):
-                first = length - 1 if fault == "overwrites a key of the prefix" else length
+                first = length - 1 if fault == "overwrites a key" else length
                 k_cache[:, request, first:] = v_cache[:, request, length:] = torch.nan
             if fault == "writes to another page":
                 v_cache[:, len(lengths) :] += 1

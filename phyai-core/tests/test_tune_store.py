@@ -163,11 +163,11 @@ def test_a_full_disk_is_said_and_leaves_the_store_as_it_was(store, monkeypatch):
     store.add([measurement("old")])
     before = store.path.read_bytes()
 
-    def full(descriptor, data):
+    def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(TuneError, match=r"gpu\.json cannot be written: No space left on device; nothing in it was"):
             store.add([measurement("new")])
     assert store.path.read_bytes() == before

@@ -6,11 +6,9 @@ run wrote, and happens at once or not at all.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
-import tempfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from phyai.catalog import Catalog
 from phyai.errors import PolicyError
+from phyai.files.replacing import replacing
 from phyai.policy._load import parse_policy, read_file
 from phyai.policy._model import SCHEMA, Layer, NumericsDemand, Policy, Rule
 from phyai.policy._yaml import read_yaml
@@ -122,7 +121,8 @@ def update_rules(
     others = tuple(rule for rule in after.rules if not rule.id.startswith(prefix))
     if attrs.evolve(after, rules=others) != attrs.evolve(before, rules=kept):
         raise PolicyError(f"{name} is left as it was; new rules need its `rules:` to be a block list, `- id: …`")
-    _replace(target, (text if b"\r\n" not in data else text.replace("\n", "\r\n")).encode())
+    with replacing(target) as file:
+        file.write((text if b"\r\n" not in data else text.replace("\n", "\r\n")).encode())
 
 
 def _spliced(text: str, rules: list[Rule], section: str) -> str:
@@ -176,22 +176,6 @@ def _section(rules: list[Rule], dash: int, begin: str, end: str) -> list[str]:
     stream = io.StringIO()
     _yaml(dash).dump({"rules": _styled([rule_data(rule) for rule in rules], 1)}, stream)
     return [" " * dash + begin, *stream.getvalue().splitlines()[1:], " " * dash + end]
-
-
-def _replace(target: Path, content: bytes) -> None:
-    """Replace a file in one step; a crash leaves the old one or the new one."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(name, target.stat().st_mode & 0o777 if target.exists() else 0o644)
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
 
 
 class _Representer(RoundTripRepresenter):

@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 
 from phyai.environment import Device
+from phyai.files.replacing import replacing
 from phyai.tune.record import Measurement, TuneError
 
 SCHEMA = "phyai.tune/v1"
@@ -121,7 +122,8 @@ class Store:
                 problem = self._set_aside(before.problem) if before.problem else None
                 merged = merge(before.measurements, measurements)
                 if merged != before.measurements:
-                    self._replace(_encoded(merged))
+                    with replacing(self.path) as file:
+                        file.write(_encoded(merged))
                 return Contents(merged, problem)
         except OSError as error:
             raise TuneError(
@@ -137,24 +139,6 @@ class Store:
         aside = self.path.with_name(f"{self.path.name}.corrupt-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
         os.replace(self.path, aside)
         return f"{problem}; it was set aside as {aside.name}, and a new one begun"
-
-    def _replace(self, data: bytes) -> None:
-        """Put a complete file in place. Under the lock, so one name for the unfinished one is enough."""
-        partial = self.path.with_name(f".{self.path.name}.partial")
-        try:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-            try:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(descriptor, view) :]
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            os.replace(partial, self.path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            raise
 
 
 class _Corrupt(ValueError):

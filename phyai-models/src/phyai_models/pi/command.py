@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from phyai.cli.command import Context, Exit
 from phyai.errors import CheckpointError, InputError
+from phyai.files.replacing import replacing
 
 if TYPE_CHECKING:
     import torch
@@ -130,17 +131,14 @@ def _read_image(path: Path) -> Any:
 
 def _write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Write a safetensors file; it appears complete or not at all."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    partial = path.with_name(f".{path.name}.partial")
+    data = save({name: value.contiguous() for name, value in tensors.items()})
     try:
-        save_file({name: value.contiguous() for name, value in tensors.items()}, partial)
-        partial.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"--out {path} cannot be written: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+        with replacing(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise InputError(f"--out {path} cannot be written: {error.strerror or error}") from error
 
 
 def _report(args: argparse.Namespace, context: Context, engine: Engine, actions: torch.Tensor, seconds: float) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
 from phyai.catalog import Catalog
 from phyai.errors import CheckpointError, InputError
+from phyai.files.replacing import replacing
 from phyai.quant.checkpoint import Checkpoint
 from phyai.quant.layers import stored_layers
 from phyai.quant.realize import dequantize, realize
@@ -47,21 +46,14 @@ def write_dequantized(
     recognized = recognized_or_raise(checkpoint, catalog)
     layers = stored_layers(checkpoint, recognized, names)
     shapes = {f"{name}.weight": _shape(layer) for name, layer in layers.items()}
-    descriptor, partial = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(_header(shapes))
-            for done, layer in enumerate(layers.values()):
-                weight = realize(layer, recognized).weight
-                dense = dequantize(weight) if isinstance(weight, QuantizedWeight) else weight.to(torch.float32)
-                file.write(dense.contiguous().numpy().tobytes())
-                if progress is not None:
-                    progress(done + 1, len(layers))
-        os.chmod(partial, 0o644)  # a temporary file is its owner's alone
-        os.replace(partial, out)
-    except BaseException:
-        os.unlink(partial)
-        raise
+    with replacing(out) as file:
+        file.write(_header(shapes))
+        for done, layer in enumerate(layers.values()):
+            weight = realize(layer, recognized).weight
+            dense = dequantize(weight) if isinstance(weight, QuantizedWeight) else weight.to(torch.float32)
+            file.write(dense.contiguous().numpy().tobytes())
+            if progress is not None:
+                progress(done + 1, len(layers))
     return len(layers)
 
 
