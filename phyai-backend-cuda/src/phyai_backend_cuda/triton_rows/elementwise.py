@@ -46,15 +46,14 @@ def _gated_activation(x, y, n, width, KIND: tl.constexpr, BLOCK: tl.constexpr):
 def prepare_gated_residual(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    dim = int(facts["shape.D"])
-    block = triton.next_power_of_2(dim)
-
     def run(
         residual: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, out: torch.Tensor | None = None,
         state: object = None,
     ) -> torch.Tensor:  # fmt: skip
         y, flat, gates = output(residual, out), rows_of(residual), rows_of(gate)
         if len(flat):
+            dim = flat.shape[1]
+            block = triton.next_power_of_2(dim)
             per = len(flat) // len(gates)
             _gated_residual[(len(flat),)](flat, rows_of(x), gates, y, per, dim, block, num_warps=warps(block))
         return y
@@ -65,9 +64,10 @@ def prepare_gated_residual(
 def prepare_gated_activation(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    kind, width = str(facts["attrs.activation"]), int(facts["shape.I"])
+    kind = str(facts["attrs.activation"])
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
+        width = x.shape[-1] // 2
         y, flat = output(x, out, *x.shape[:-1], width), rows_of(x)
         n = len(flat) * width
         if n:

@@ -64,12 +64,13 @@ def prepare_rms_norm(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
     weight = weights.get("weight")
-    eps, offset, dim = float(facts.get("attrs.eps", 1e-6)), float(facts.get("attrs.offset", 0)), int(facts["shape.D"])
-    block = triton.next_power_of_2(dim)
+    eps, offset = float(facts.get("attrs.eps", 1e-6)), float(facts.get("attrs.offset", 0))
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         y, flat = output(x, out), rows_of(x)
         if len(flat):
+            dim = x.shape[-1]
+            block = triton.next_power_of_2(dim)
             _rms_norm[(len(flat),)](
                 flat, flat, weight, y, eps, offset, dim, block, False, weight is not None, num_warps=warps(block)
             )
@@ -82,14 +83,15 @@ def prepare_rms_norm_add(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
     weight = weights["weight"]
-    eps, offset, dim = float(facts.get("attrs.eps", 1e-6)), float(facts.get("attrs.offset", 0)), int(facts["shape.D"])
-    block = triton.next_power_of_2(dim)
+    eps, offset = float(facts.get("attrs.eps", 1e-6)), float(facts.get("attrs.offset", 0))
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None
     ) -> torch.Tensor:
         y, flat = output(x, out), rows_of(x)
         if len(flat):
+            dim = x.shape[-1]
+            block = triton.next_power_of_2(dim)
             held = residual.contiguous()
             _rms_norm[(len(flat),)](flat, held, weight, y, eps, offset, dim, block, True, True, num_warps=warps(block))
             if held is not residual:
@@ -102,17 +104,18 @@ def prepare_rms_norm_add(
 def prepare_ada_rms_norm(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    eps, dim = float(facts.get("attrs.eps", 1e-6)), int(facts["shape.D"])
-    block = triton.next_power_of_2(dim)
+    eps = float(facts.get("attrs.eps", 1e-6))
 
     def run(
         x: torch.Tensor, modulation: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None = None,
         state: object = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         y = output(x, out[0] if out else None)
-        gate = out[1] if out else torch.empty(*modulation.shape[:-1], dim, dtype=x.dtype, device=x.device)
+        gate = out[1] if out else torch.empty(*modulation.shape[:-1], x.shape[-1], dtype=x.dtype, device=x.device)
         flat, conditions = rows_of(x), rows_of(modulation)
         if len(flat):
+            dim = x.shape[-1]
+            block = triton.next_power_of_2(dim)
             per = len(flat) // len(conditions)
             _ada_rms_norm[(len(flat),)](flat, conditions, y, gate, eps, per, dim, block, num_warps=warps(block))
         return y, gate
@@ -124,12 +127,13 @@ def prepare_layer_norm(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
     weight, bias = weights.get("weight"), weights.get("bias")
-    eps, dim = float(facts.get("attrs.eps", 1e-5)), int(facts["shape.D"])
-    block = triton.next_power_of_2(dim)
+    eps = float(facts.get("attrs.eps", 1e-5))
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         y, flat = output(x, out), rows_of(x)
         if len(flat):
+            dim = x.shape[-1]
+            block = triton.next_power_of_2(dim)
             _layer_norm[(len(flat),)](
                 flat, weight, bias, y, eps, dim, block, weight is not None, bias is not None, num_warps=warps(block)
             )

@@ -84,9 +84,7 @@ def _style(facts: Facts) -> tuple[bool, int]:
 
 
 def prepare_rope(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    cos_sin = weights["cos_sin"]
-    heads, kv_heads, dim = (int(facts[f"shape.{d}"]) for d in ("heads", "kv_heads", "head_dim"))
-    rotary = int(facts["shape.rotary_dim"])
+    cos_sin, rotary = weights["cos_sin"], int(facts["shape.rotary_dim"])
     neox, half = _style(facts)
 
     def run(
@@ -94,6 +92,7 @@ def prepare_rope(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, 
         out: tuple[torch.Tensor, torch.Tensor] | None = None, state: object = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         q_out, k_out = output(q, out[0] if out else None), output(k, out[1] if out else None)
+        heads, kv_heads, dim = q.shape[-2], k.shape[-2], q.shape[-1]
         if positions.numel():
             _rope[(positions.numel(), heads + kv_heads)](
                 q.contiguous(), k.contiguous(), positions.contiguous(), cos_sin, q_out, k_out, heads, kv_heads,
@@ -107,14 +106,13 @@ def prepare_rope(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, 
 def prepare_kv_write(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    width = int(facts["shape.kv_heads"]) * int(facts["shape.head_dim"])
-    block = min(1024, triton.next_power_of_2(width))
-
     def run(
         k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor,
         out: None = None, state: object = None,
     ) -> None:  # fmt: skip
         if len(slots):
+            width = k.shape[1] * k.shape[2]
+            block = min(1024, triton.next_power_of_2(width))
             grid = (len(slots), triton.cdiv(width, block))
             _kv_write[grid](k.contiguous(), v.contiguous(), k_cache, v_cache, slots, width, block)
 
@@ -125,21 +123,21 @@ def prepare_qkv_rope_kv_write(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
     weight, bias, cos_sin = weights["weight"], weights.get("bias"), weights["cos_sin"]
-    heads, kv_heads, dim = (int(facts[f"shape.{d}"]) for d in ("heads", "kv_heads", "head_dim"))
     rotary = int(facts["shape.rotary_dim"])
     neox, half = _style(facts)
-    block = triton.next_power_of_2(dim)
 
     def run(
         x: torch.Tensor, positions: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor,
         out: torch.Tensor | None = None, state: object = None,
     ) -> torch.Tensor:  # fmt: skip
+        kv_heads, dim = k_cache.shape[2:]
+        heads = weight.shape[0] // dim - 2 * kv_heads
         q = output(x, out, len(x), heads, dim)
         if len(x):
             qkv = torch.nn.functional.linear(x, weight, bias)
             _split_rope_write[(len(x), heads + 2 * kv_heads)](
                 qkv, positions.contiguous(), cos_sin, slots, q, k_cache, v_cache, heads, kv_heads,
-                dim, rotary, neox, half, block, num_warps=1,
+                dim, rotary, neox, half, triton.next_power_of_2(dim), num_warps=1,
             )  # fmt: skip
         return q
 
