@@ -93,6 +93,16 @@ def test_reproducible_numerics_choose_the_batch_invariant_row(
     assert decision.kernel.id == "humming.gemm.w4a16_batch_invariant"
 
 
+def test_of_an_ordinary_weight_the_first_reason_is_that_it_is_not_quantized(
+    catalog: Catalog, h200: Environment
+) -> None:
+    given = {"shape.M": 50, "shape.N": 2560, "shape.K": 1024, "role": "expert"}
+    decision = explain_call("gemm", given, catalog, default_policy(), h200)
+    reasons = {r.kernel: r.reason for r in decision.rejected if r.kernel.startswith("humming.")}
+    assert len(reasons) == 20
+    assert all(reason.startswith("quant.scheme is absent") for reason in reasons.values())
+
+
 def test_lowering_takes_this_layout_where_its_kernels_run_and_no_other(catalog: Catalog, h200: Environment) -> None:
     site = facts(W4, 2560, 1024, m=None).replace({"quant.layout": None})
     choice = lower(site, catalog=catalog, policy=default_policy(), environment=h200)

@@ -50,6 +50,13 @@ def load(args: EchoArgs, host: Host) -> Echo:
     return Echo(args, host)
 
 
+def load_norm(args: EchoArgs, host: Host) -> Echo:
+    """The same, with one call site."""
+    host.dispatcher.bind("layer_norm", dtypes={"x": "bf16"}, dims={"D": 8}, rows=(1, 8))
+    return load(args, host)
+
+
+NORM = ModelPlugin("norm", "has a call site", "engine_models:EchoArgs", "engine_models:load_norm")
 ECHO = ModelPlugin("echo", "answers twice the request", "engine_models:EchoArgs", "engine_models:load")
 
 

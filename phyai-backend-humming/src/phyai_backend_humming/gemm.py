@@ -38,8 +38,10 @@ def prepare_batch_invariant(
     return _prepare(facts, weights, params, resources, invariant=True)
 
 
-def rows_for(facts: Mapping[str, Any], params: Mapping[str, Any], *, invariant: bool) -> tuple[int, ...]:
-    """The numbers of rows to compile for.
+def rows_for(
+    facts: Mapping[str, Any], params: Mapping[str, Any], bounds: tuple[int, int] | None, *, invariant: bool
+) -> tuple[int, ...]:
+    """The numbers of rows to compile for: those that a policy gives, else that of every call, else some in ``bounds``.
 
     Raises:
         CallError: the parameter ``rows`` is no list of positive numbers, or of more than one where one schedule serves.
@@ -49,7 +51,7 @@ def rows_for(facts: Mapping[str, Any], params: Mapping[str, Any], *, invariant: 
         fixed = dict(facts).get("shape.M")  # not there where it changes from call to call
         if invariant:
             return schedules.INVARIANT_ROWS
-        return (max(1, int(fixed)),) if fixed is not None else schedules.DEFAULT_ROWS
+        return (max(1, int(fixed)),) if fixed is not None else schedules.rows_within(bounds)
     wanted = [given] if isinstance(given, int) else given
     whole = isinstance(wanted, Sequence) and all(type(m) is int and m >= 1 for m in wanted)
     if not whole or not wanted or (invariant and len(wanted) != 1):
@@ -133,8 +135,9 @@ def _prepare(
     final = take(weight, dtype)
     config = at_real_size(final.config, *weight.shape, bias=bias is not None)
     kernels = schedules.compile_schedules(
-        config, rows_for(facts, params, invariant=invariant), invariant=invariant, device=device.index or 0
-    )
+        config, rows_for(facts, params, resources.rows, invariant=invariant), invariant=invariant,
+        device=device.index or 0,
+    )  # fmt: skip
     locks: Locks = resources.shared(("humming.locks", str(device)), lambda: Locks(device))
     arranged = None if bias is None else arranged_bias(final, bias)
     return Prepared(

@@ -137,6 +137,7 @@ def _when(inputs: Facts, *combinations: tuple[Facts, Weights]) -> Facts:
         for given, weights in combinations:
             found += [{**call, "all_of": [given, kind]} for kind in weights(dtype)]
     return {
+        "quant.scheme": "*",  # first: of an ordinary weight it is what a reader wants to know
         "device.type": "cuda", "device.vendor": "nvidia", "lib.humming": ">=0.1.20,<0.2", "shape.N": "%8",
         "quant.g_idx": False, "quant.pre_scale": False, "quant.fields.output": None,
         "all_of": [inputs, {"any_of": [{"quant.second_scale": False}, {"quant.format": "nvfp4"}]}, {"any_of": found}],
@@ -146,7 +147,7 @@ def _when(inputs: Facts, *combinations: tuple[Facts, Weights]) -> Facts:
 _ROWS = Param(
     "rows",
     "numbers of rows (M) to compile for; a call takes the kernel of the next larger one. When absent: the M that the "
-    "site fixes, else 16, 64, 256, 1024 and 4096",
+    "site fixes, else the least and the greatest that it may have and, between them, 16, 64, 256, 1024 and 4096",
 )
 
 
@@ -158,7 +159,8 @@ def _rows(variant: str, doc: str, when: Facts, accumulation: str = "fp32") -> tu
         return Kernel(
             id=f"humming.gemm.{variant}{suffix}", op="gemm", when=predicate, capture=Capture.AFTER_WARMUP,
             prepare=f"phyai_backend_humming.gemm:prepare{suffix}", numerics=numerics, band=Band.OPTIMIZED, rank=rank,
-            layouts=(LAYOUT,), params=(_ROWS,), doc=f"{doc}{more}",
+            layouts=(LAYOUT,), params=(_ROWS,), compile="phyai_backend_humming.precompile:compile_ahead",
+            doc=f"{doc}{more}",
         )  # fmt: skip
 
     return (

@@ -19,6 +19,7 @@ from phyai_backend_humming.library import LOCK, library
 
 _log = logging.getLogger("phyai.humming")
 
+#: Where nothing is known of the calls to come; of these, those that can come where something is.
 DEFAULT_ROWS: tuple[int, ...] = (16, 64, 256, 1024, 4096)
 #: The one schedule where a row's sum may not depend on the others.
 INVARIANT_ROWS: tuple[int, ...] = (64,)
@@ -33,6 +34,18 @@ class Schedules:
 
     def index(self, m: int) -> int:
         return min(bisect_left(self.rows, m), len(self.rows) - 1)
+
+
+def rows_within(bounds: tuple[int, int] | None) -> tuple[int, ...]:
+    """The numbers of rows to compile for where calls have between ``bounds`` of them.
+
+    >>> rows_within((50, 50)), rows_within((50, 400)), rows_within(None)
+    ((50,), (50, 64, 256, 400), (16, 64, 256, 1024, 4096))
+    """
+    if bounds is None:
+        return DEFAULT_ROWS
+    low, high = (max(1, bound) for bound in bounds)
+    return tuple(sorted({low, high, *(m for m in DEFAULT_ROWS if low < m < high)}))
 
 
 def specifications(

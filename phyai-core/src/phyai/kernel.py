@@ -17,7 +17,7 @@ a field that no decision reads does not belong here.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -91,8 +91,14 @@ class Resources(Protocol):
     def chain(self) -> Callable[..., Any]:
         """The ``run`` of the chain that the caller bound, for the decomposition of a chained op."""
 
+    @property
+    def rows(self) -> tuple[int, int] | None:
+        """The least and the greatest number of rows (M) of the site's calls, where who bound it said so."""
+
 
 PrepareFn = Callable[[Facts, Mapping[str, Any], Mapping[str, Any], Resources], Prepared]
+#: Told how many of how many are done.
+Progress = Callable[[int, int], None]
 
 
 @attrs.frozen
@@ -115,6 +121,20 @@ def _backend(kernel: Kernel) -> str:
     return kernel.id.split(".", 1)[0]
 
 
+@attrs.frozen(eq=False)
+class Awaited:
+    """A ``prepare`` to come: its kernel, and what it will be called with, as far as compiling depends on it."""
+
+    kernel: Kernel
+    facts: Facts
+    weights: Mapping[str, Any]
+    params: Mapping[str, Any]
+    rows: tuple[int, int] | None = None
+
+
+CompileFn = Callable[[Sequence[Awaited], Progress], None]
+
+
 @attrs.frozen
 class Kernel:
     """One implementation of one op, as a backend declares it.
@@ -123,6 +143,10 @@ class Kernel:
     kernel computes correctly and for no other. ``rank`` orders kernels of one backend inside a band
     (higher first). ``specializes_on`` lists the dynamic facts that ``prepare`` may read; reading another
     raises. ``layouts`` are the weight layouts it reads; ``plain`` is the layout of ordinary tensors.
+
+    ``compile`` is for kernels whose ``prepare`` compiles: once a model is loaded it is called with every ``prepare``
+    that waits, those of all kernels that name the same function together, and compiles for them side by side. It
+    changes nothing else, and what it leaves out ``prepare`` does.
     """
 
     id: str = attrs.field(validator=_check_id)
@@ -136,6 +160,7 @@ class Kernel:
     specializes_on: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ("plain",)
     params: tuple[Param, ...] = ()
+    compile: str | CompileFn | None = attrs.field(default=None, repr=False)
     doc: str = ""
     #: The first part of ``id``.
     backend: str = attrs.field(init=False, eq=False, repr=False, default=attrs.Factory(_backend, takes_self=True))
@@ -151,3 +176,10 @@ class Kernel:
             return self.prepare
         prepare: PrepareFn = load_target(self.prepare)
         return prepare
+
+    def load_compile(self) -> CompileFn | None:
+        """Import and return ``compile``; None where the kernel has none."""
+        if not isinstance(self.compile, str):
+            return self.compile
+        compile_: CompileFn = load_target(self.compile)
+        return compile_

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from phyai.calls import check_names
 from phyai.catalog import Catalog
 from phyai.decision import Decision, RuleRef
+from phyai.dispatch.ahead import compile_ahead
 from phyai.dispatch.binding import signature as describe
 from phyai.dispatch.binding import static_facts
 from phyai.dispatch.capture import capturing
@@ -25,6 +26,7 @@ from phyai.dispatch.site import Site
 from phyai.environment import Environment
 from phyai.errors import CallError, CaptureError, FrozenSiteError, PhyAIError
 from phyai.facts import Facts
+from phyai.kernel import Progress
 from phyai.policy import Layer, Policy
 from phyai.resolver import resolve
 
@@ -168,10 +170,7 @@ class Dispatcher:
 
     def decide_in(self, site: Site, memo: Memo, facts: Facts, policy: Policy) -> Entry:
         """The same in any memo of the site, under any policy."""
-        cell = memo.cells(facts)
-        node = memo.nodes.get(cell)
-        if node is None:
-            node = memo.nodes[cell] = self._node(site, facts, policy, {})
+        node = self._noted(site, memo, facts, policy)
         while True:
             values = node.values(facts)
             child = node.children.get(values)
@@ -212,6 +211,35 @@ class Dispatcher:
         if warning not in self._said:
             self._said.add(warning)
             _log.warning("%s", warning)
+
+    def node(self, site: Site, facts: Facts) -> Node:
+        """What is decided for a call of ``site`` with ``facts``, remembered, with nothing prepared for it.
+
+        Raises:
+            NoKernelError: no kernel may run it.
+        """
+        return self._noted(site, site.memo, facts, self.policy)
+
+    def _noted(self, site: Site, memo: Memo, facts: Facts, policy: Policy) -> Node:
+        cell = memo.cells(facts)
+        node = memo.nodes.get(cell)
+        if node is None:
+            node = memo.nodes[cell] = self._node(site, facts, policy, {})
+        return node
+
+    def compile_ahead(self, progress: Progress | None = None) -> None:
+        """Have compiled, side by side, what the sites would wait for one after the other when they are first called.
+
+        Called once everything is bound. Which calls will come follows from the numbers of rows that sites were bound
+        with. ``progress`` is called with how many are done, and how many there are; None shows a bar on a terminal.
+        What does not compile is logged, and decided without when its call comes. Frozen, nothing waits.
+
+        Raises:
+            CallError: a parameter that a kernel does not take.
+        """
+        with self._lock:
+            if not self.frozen:
+                compile_ahead(self, progress)
 
     def refuse_capture(self, site: Site, why: str) -> None:
         """Raise where a CUDA graph is being captured.

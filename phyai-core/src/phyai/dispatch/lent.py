@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from phyai.composite import part_facts
+from phyai.dispatch.layouts import Lowering
 from phyai.dispatch.site import Site
 from phyai.policy import Policy
 
@@ -31,6 +32,10 @@ class Lent:
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
         return self._dispatcher.resources.shared(key, make)
 
+    @property
+    def rows(self) -> tuple[int, int] | None:
+        return self._site.lowering.rows
+
     def chain(self) -> Callable[..., Any]:
         if self._site.chain is None:
             raise RuntimeError(f"{self._site.name} was bound without a chain of layers")
@@ -43,6 +48,7 @@ class Lent:
         signature = self._dispatcher.catalog.op(op)
         static = part_facts(parent.op, record, signature, facts)
         name = f"{parent.name}/{part}:{signature.name}"
-        made = Site(self._dispatcher, signature, name, static, dict(weights), self._policy)
+        lowering = Lowering(static, rows=parent.lowering.rows)
+        made = Site(self._dispatcher, signature, name, static, dict(weights), self._policy, lowering)
         self.made.append(made)
         return made

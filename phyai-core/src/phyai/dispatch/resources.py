@@ -18,6 +18,9 @@ class EngineResources:
     graphs hold their addresses.
     """
 
+    #: No site's: a kernel that is prepared with an engine's own resources may meet any number of rows.
+    rows: tuple[int, int] | None = None
+
     def __init__(self, device: Device) -> None:
         self._device = f"{device.type}:{device.index}" if device.type != "cpu" else "cpu"
         self._workspaces: dict[str, Any] = {}

@@ -75,7 +75,7 @@ class Site:
             CallError: an unknown dimension, one that was fixed when the site was bound, or one missing that matters.
             NoKernelError: no kernel may run such a call.
         """
-        return self._entry(self._facts_of(dims)).decision
+        return self._entry(self.facts_of(dims)).decision
 
     def plan(self, metadata: Mapping[str, Any], **dims: int) -> Any:
         """What the kernel's ``plan`` returns for ``metadata``: give it to ``run`` as ``state``.
@@ -96,12 +96,12 @@ class Site:
                 raise CallError(f"{self.name}: metadata have {dim}={size}, but the site was bound to {dim}={bound}")
         if self._dispatcher.watcher is not None:
             self._dispatcher.watcher.plan(self, metadata)
-        plan = self._entry(self._facts_of(dims)).prepared.plan
+        plan = self._entry(self.facts_of(dims)).prepared.plan
         return plan(metadata) if plan is not None else None
 
     def plan_key(self, **dims: int) -> object:
         """Sites of one engine with equal keys can share the state that ``plan`` returns."""
-        entry = self._entry(self._facts_of(dims))
+        entry = self._entry(self.facts_of(dims))
         own = entry.prepared.plan_key
         return entry.kernel.id, self.name if own is None else own  # a kernel without a key shares nothing
 
@@ -235,7 +235,12 @@ class Site:
             f"run such a call before freeze(), or thaw() the dispatcher, run it and freeze again"
         )
 
-    def _facts_of(self, dims: Mapping[str, int]) -> Facts:
+    def facts_of(self, dims: Mapping[str, int]) -> Facts:
+        """The facts of a call with these dimensions.
+
+        Raises:
+            CallError: an unknown dimension, one that was fixed when the site was bound, or one missing that matters.
+        """
         known = sorted(d.name for d in self.op.dims)
         for name, size in dims.items():
             if name not in known:

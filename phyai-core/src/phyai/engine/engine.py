@@ -56,6 +56,7 @@ class Engine:
                 f"and is a {type(args.plugin_args).__name__}"
             )
         self.model = plugin.loader()(args.plugin_args, self.host)
+        self.dispatcher.compile_ahead()
         self._lock = threading.Lock()
         self._closed = False
         self._to_tune = self.host.dispatcher.policy.profile == "autotune"

@@ -162,8 +162,9 @@ def _kernel_problems(kernel: Kernel, known: _Known) -> Iterator[str]:
     if not kernel.layouts:
         yield "layouts is empty; a kernel of ordinary tensors says ('plain',)"
     yield from _param_problems(kernel)
-    if isinstance(kernel.prepare, str):
-        yield from target_problems(f"prepare {kernel.prepare!r}", kernel.prepare, known.has_module)
+    for what, target in (("prepare", kernel.prepare), ("compile", kernel.compile)):
+        if isinstance(target, str):
+            yield from target_problems(f"{what} {target!r}", target, known.has_module)
 
 
 def _condition_problems(kernel: Kernel, vocabulary: Vocabulary, libraries: set[str]) -> Iterator[str]:

@@ -56,7 +56,8 @@ class AdaRMSNorm(Layer):
         self.scope = scope
         self.width = width
         self.eps = eps
-        self.dense = Linear(scope.at("dense", dtype=scope.norm_dtype), width, 3 * width, bias=True)
+        dense = scope.at("dense", dtype=scope.norm_dtype, rows=None)  # its rows are conditions
+        self.dense = Linear(dense, width, 3 * width, bias=True)
 
     def load(self, source: WeightSource) -> None:
         super().load(source)

@@ -23,7 +23,8 @@ class Scope:
     parameters of normalizations. ``facts`` hold for every call site of the model. ``quantization`` says which
     matrices are quantized when they are loaded. ``capture``: call sites will run inside CUDA graphs;
     ``fixed_lengths``: each of those graphs serves one set of sequence lengths. ``cache`` has the dimensions ``pages``
-    and ``page_size`` of the cache of keys and values, which calls of a model always give whole.
+    and ``page_size`` of the cache of keys and values, which calls of a model always give whole. ``rows`` are the least
+    and the greatest number of rows (M) of its products, where they are known.
     """
 
     dispatcher: Dispatcher
@@ -38,6 +39,7 @@ class Scope:
     capture: bool = False
     fixed_lengths: bool = False
     cache: Mapping[str, int] = attrs.field(factory=dict)
+    rows: tuple[int, int] | None = None
 
     def at(self, name: str, source: str | None = None, **changes: Any) -> Scope:
         """The scope of the part called ``name``; ``source`` is its name in the checkpoint when that differs."""
@@ -70,6 +72,7 @@ class Scope:
             present=present,
             facts={**self.facts, **(facts or {})},
             capture=self.capture,
+            rows=self.rows,
             chain=chain,
             layouts=layouts,
         )

@@ -85,6 +85,7 @@ class HostedPi:
             self._generator.manual_seed(args.seed)
         self._mixed = False
         if execution != "eager" and not runtime.new_graphs:
+            host.dispatcher.compile_ahead()
             self.runner.record_all(self._steps(None))
 
     def step(self, request: Any) -> Any:

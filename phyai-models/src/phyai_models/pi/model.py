@@ -65,10 +65,14 @@ class PiModel(Layer):
         self.config, self.precision, self.savings = config, precision, savings
         self.device, self.dispatcher = scope.device, scope.dispatcher
         self.max_batch = max_batch
+        self.segments = self.suffix_segments(config)
         scope = scope.at("", cache={"pages": max_batch, "page_size": self.page_size})
         towers = scope.at("", dtype=precision.towers, norm_dtype=precision.norms)
-        vision = scope.at("", dtype=precision.vision, norm_dtype=precision.vision, role="vision")
-        language = towers.at("language_model", f"{PALIGEMMA}.language_model", role="prefix")
+        patches, images = config.vision.patches, len(config.cameras) * config.vision.patches
+        vision = scope.at("", dtype=precision.vision, norm_dtype=precision.vision, role="vision",
+                          rows=(patches, max_batch * images))  # fmt: skip
+        prefix = (patches if scope.capture else 1, max_batch * (images + config.tokenizer_max_length))
+        language = towers.at("language_model", f"{PALIGEMMA}.language_model", role="prefix", rows=prefix)
         width = config.language_model.width
         self.cos_sin = rotary_table(config.language_model, self.page_size, precision.towers, scope.device)
         self.vision = Siglip(
@@ -82,11 +86,17 @@ class PiModel(Layer):
             language, config.language_model, self.cos_sin, full_last_layer=not savings.skip_last_layer
         )
         self.heads = scope.at("", dtype=precision.heads, norm_dtype=precision.heads, role="head")
-        self.expert_scope = towers.at("expert", EXPERT, role="expert")
+        suffix = sum(self.segments)
+        self.expert_scope = towers.at("expert", EXPERT, role="expert", rows=(suffix, max_batch * suffix))
         self._schedules: dict[int, list[Condition]] = {}
         action, expert = config.max_action_dim, config.expert.width
         self.action_in_proj = Linear(self.heads.at("action_in_proj"), action, expert, bias=True)
         self.action_out_proj = Linear(self.heads.at("action_out_proj"), expert, action, bias=True)
+
+    @staticmethod
+    def suffix_segments(config: PiConfig) -> tuple[int, ...]:
+        """The lengths of the suffix's segments."""
+        raise NotImplementedError
 
     @property
     def page_size(self) -> int:

@@ -19,13 +19,16 @@ class PI0(PiModel):
         self, scope: Scope, config: PiConfig, precision: Precision, savings: Savings, max_batch: int = 1
     ) -> None:
         super().__init__(scope, config, precision, savings, max_batch)
-        self.segments = (1, config.chunk_size)
         width = config.expert.width
         self.state_proj = Linear(self.heads.at("state_proj"), config.max_state_dim, width, bias=True)
         self.action_time_mlp_in = Linear(self.heads.at("action_time_mlp_in"), 2 * width, width, bias=True)
         self.action_time_mlp_out = Linear(self.heads.at("action_time_mlp_out"), width, width, bias=True)
         self.silu = Activation(self.heads.at("action_time_mlp"), "silu", width)
         self.expert = Expert(self.expert_scope, config.expert, self.cos_sin)
+
+    @staticmethod
+    def suffix_segments(config: PiConfig) -> tuple[int, ...]:
+        return (1, config.chunk_size)
 
     def fixed(self, state: torch.Tensor) -> torch.Tensor:
         """The state's token ``[B, 1, width]``."""

@@ -23,13 +23,16 @@ class PI05(PiModel):
         self, scope: Scope, config: PiConfig, precision: Precision, savings: Savings, max_batch: int = 1
     ) -> None:
         super().__init__(scope, config, precision, savings, max_batch)
-        self.segments = (config.chunk_size,)
         width = config.expert.width
         self.time_mlp_in = Linear(self.heads.at("time_mlp_in"), width, width, bias=True)
         self.time_mlp_out = Linear(self.heads.at("time_mlp_out"), width, width, bias=True)
         self.silu = Activation(self.heads.at("time_mlp"), "silu", width)
         self.expert = AdaExpert(self.expert_scope, config.expert, self.cos_sin)
         self._steps: dict[int, Site | None] = {}
+
+    @staticmethod
+    def suffix_segments(config: PiConfig) -> tuple[int, ...]:
+        return (config.chunk_size,)
 
     def condition(self, time: torch.Tensor) -> Condition:
         """Modulations of every normalization of the expert."""
