@@ -1,27 +1,12 @@
-"""Reading safetensors checkpoints: what is there, and every way in which it can be damaged."""
+"""Reading checkpoints tensor by tensor, and what of them a model cannot be given."""
 
-import contextlib
 import json
-import struct
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from phyai.errors import CheckpointError
 from phyai_models.weights import Checkpoint, TensorSpec, WeightSource
-from phyai_models.weights.safetensors_file import DTYPES, read_all, read_header
-from safetensors.torch import load_file, save_file
-
-
-def write(path, header, data=b""):
-    body = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(body)) + body + data)
-    return path
-
-
-def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+from safetensors.torch import save_file
 
 
 def shards(directory, weight_map, **files):
@@ -30,76 +15,6 @@ def shards(directory, weight_map, **files):
         save_file(tensors, directory / f"{name}.safetensors")
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return directory
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 4), max_size=3)), max_size=5),
-    st.integers(0),
-)
-def test_what_safetensors_writes_is_read_back(tmp_path_factory, specs, seed):
-    path = tmp_path_factory.mktemp("round") / "model.safetensors"
-    generator = torch.Generator().manual_seed(seed % 2**32)
-    tensors = {}
-    for i, (name, shape) in enumerate(specs):
-        dtype = DTYPES[name]
-        raw = torch.randint(0, 2, (*shape, dtype.itemsize), dtype=torch.uint8, generator=generator)
-        tensors[f"t{i}"] = raw.view(dtype).reshape(shape)
-    save_file(tensors, path)
-    got, want = read_all(path), load_file(path)
-    assert got.keys() == want.keys()
-    for name in want:
-        assert got[name].dtype == want[name].dtype
-        assert got[name].shape == want[name].shape
-        assert torch.equal(got[name].reshape(-1).view(torch.uint8), want[name].reshape(-1).view(torch.uint8))
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=200), st.integers(0, 300))
-def test_no_bytes_escape_as_another_error(tmp_path_factory, body, length):
-    path = tmp_path_factory.mktemp("fuzz") / "model.safetensors"
-    path.write_bytes(struct.pack("<Q", length) + body)
-    with contextlib.suppress(CheckpointError):
-        read_all(path)
-
-
-@pytest.mark.parametrize("kept", [0, 4, 8, 50, -1])
-def test_a_truncated_file_is_refused(tmp_path, kept):
-    save_file({"a": torch.ones(100)}, tmp_path / "model.safetensors")
-    data = (tmp_path / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(data[:kept])
-    with pytest.raises(CheckpointError, match="truncated") as refusal:
-        Checkpoint.open(tmp_path)
-    assert "JSON" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("header", "data", "message"),
-    [
-        ({"a": entry()}, b"\0" * 9, "belong to no tensor"),
-        ({"a": entry(), "b": entry(offsets=(4, 12))}, b"\0" * 12, "overlap"),
-        ({"a": entry(offsets=(8, 16))}, b"\0" * 16, "hole"),
-        ({"a": entry(shape=(3,))}, b"\0" * 8, "should take 12 bytes"),
-        ({"a": entry(dtype="Q7")}, b"\0" * 8, "'Q7'"),
-        ({"a": entry(shape=(-2,))}, b"\0" * 8, "malformed"),
-        ({"a": entry(shape=(2.0,))}, b"\0" * 8, "malformed"),
-        ({"a": {"dtype": "F32"}}, b"", "malformed"),
-        ({"a": 7}, b"", "malformed"),
-        ([1], b"", "not a JSON object"),
-        (b"{not json", b"", "not valid JSON"),
-        (b"[" * 100_000, b"", "not valid JSON"),
-    ],
-)
-def test_a_contradictory_header_is_refused(tmp_path, header, data, message):
-    with pytest.raises(CheckpointError, match=message):
-        read_header(write(tmp_path / "model.safetensors", header, data))
-
-
-def test_a_header_that_claims_to_be_huge_is_refused_unread(tmp_path):
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(struct.pack("<Q", 2**62) + b"{}")
-    with pytest.raises(CheckpointError, match="truncated or not a safetensors file"):
-        read_header(path)
 
 
 def test_shards_are_joined(tmp_path):
@@ -117,7 +32,7 @@ def test_an_index_that_points_outside_is_refused(tmp_path, name):
     directory.mkdir()
     save_file({"a": torch.ones(1)}, tmp_path / "x.safetensors")
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(CheckpointError, match="outside"):
+    with pytest.raises(CheckpointError, match=r"which is not a file of this folder|must map tensor names"):
         Checkpoint.open(directory)
 
 
@@ -128,12 +43,12 @@ def test_an_index_that_disagrees_with_its_shards_lists_everything(tmp_path):
     )  # fmt: skip
     with pytest.raises(CheckpointError) as caught:
         Checkpoint.open(directory)
-    for part in ("c should be in one.safetensors", "b should be in one.safetensors", "x is in one.safetensors"):
+    for part in ("c is not in one.safetensors", "b is not in one.safetensors", "x in one.safetensors is not indexed"):
         assert part in str(caught.value)
 
 
 def test_a_missing_shard_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"two\.safetensors cannot be read"):
+    with pytest.raises(CheckpointError, match=r"'two\.safetensors', which is missing"):
         Checkpoint.open(shards(tmp_path, {"a": "two.safetensors"}))
 
 

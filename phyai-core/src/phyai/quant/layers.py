@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from phyai.errors import CheckpointError
-from phyai.quant.checkpoint import Checkpoint, TensorInfo
+from phyai.files.safetensors_file import TensorInfo
+from phyai.quant.checkpoint import Checkpoint
 from phyai.quant.importers.base import Recognized
 from phyai.quant.storage import KV_CACHE_SUFFIXES, PLAIN_DTYPES, LayerTensors, StoredLayer
 

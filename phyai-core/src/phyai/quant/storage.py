@@ -13,7 +13,8 @@ from typing import Any
 import attrs
 
 from phyai.errors import CheckpointError
-from phyai.quant.checkpoint import Checkpoint, TensorInfo
+from phyai.files.safetensors_file import TensorInfo
+from phyai.quant.checkpoint import Checkpoint
 from phyai.quant.scheme import QuantScheme
 
 #: Tensors beside a layer's own that belong to the key/value cache; they are reported, not loaded.

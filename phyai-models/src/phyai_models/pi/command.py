@@ -89,8 +89,9 @@ def _check_usage(args: argparse.Namespace) -> None:
 
 
 def _run_batch(args: argparse.Namespace, engine: Engine) -> dict[str, torch.Tensor]:
+    from phyai.files.safetensors_file import read_all
+
     from phyai_models.pi.hosted import LerobotBatch
-    from phyai_models.weights.safetensors_file import read_all
 
     try:
         tensors = read_all(Path(args.inputs))

@@ -13,8 +13,7 @@ from typing import Any
 
 import attrs
 from phyai.errors import CheckpointError
-
-from phyai_models.weights.checkpoint import read_json
+from phyai.files.json_file import read_json
 
 STATE = "observation.state"
 ACTION = "action"

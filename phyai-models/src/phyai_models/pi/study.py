@@ -10,6 +10,8 @@ from phyai.catalog import Catalog
 from phyai.engine import Engine, EngineArgs
 from phyai.engine.plugin import Watch
 from phyai.errors import CheckpointError, InputError
+from phyai.files.json_file import read_json
+from phyai.files.safetensors_file import read_all
 from phyai.policy import Policy
 
 from phyai_models.layers import Layer, Scope
@@ -21,8 +23,6 @@ from phyai_models.pi.loading import model_class
 from phyai_models.pi.model import Savings
 from phyai_models.pi.precision import Precision
 from phyai_models.quantized.watching import watched
-from phyai_models.weights.checkpoint import read_json
-from phyai_models.weights.safetensors_file import read_all
 
 PREFIXES = ("", "model.")
 

@@ -8,15 +8,14 @@ checkpoint is refused: a step that is skipped would change what the robot does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import attrs
 import torch
 from phyai.errors import CheckpointError
-
-from phyai_models.weights.checkpoint import inside, read_json
-from phyai_models.weights.safetensors_file import read_all
+from phyai.files.json_file import read_json
+from phyai.files.safetensors_file import read_all
 
 PREPROCESSOR = "policy_preprocessor.json"
 POSTPROCESSOR = "policy_postprocessor.json"
@@ -61,7 +60,7 @@ class ProcessorFile:
                 )
             steps[name] = config
             if entry.get("state_file") is not None:
-                stats |= read_all(inside(path.parent, entry["state_file"], path))
+                stats |= read_all(_inside(path.parent, entry["state_file"], path))
         return cls(path, steps, stats)
 
     def normalization(self, step: str) -> tuple[Mapping[str, str], float]:
@@ -71,3 +70,16 @@ class ProcessorFile:
         if not isinstance(modes, dict):
             raise CheckpointError(f"{self.path}: norm_map of {step} is not a mapping")
         return modes, float(config.get("eps", 1e-8))
+
+
+def _inside(directory: Path, name: object, named_by: Path) -> Path:
+    """``directory / name``, where ``name`` was read from the untrusted file ``named_by``.
+
+    Raises:
+        CheckpointError: ``name`` is not a relative path that stays inside ``directory``.
+    """
+    text = str(name)
+    paths = (PurePosixPath(text), PureWindowsPath(text))
+    if not isinstance(name, str) or not text or any(p.is_absolute() or p.drive or ".." in p.parts for p in paths):
+        raise CheckpointError(f"{named_by} names the file {name!r}, which is outside {directory}; that is refused")
+    return directory / text

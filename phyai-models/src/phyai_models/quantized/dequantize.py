@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
-import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 from phyai.catalog import Catalog
 from phyai.errors import CheckpointError, InputError
 from phyai.files.replacing import replacing
+from phyai.files.safetensors_file import header
 from phyai.quant.checkpoint import Checkpoint
 from phyai.quant.layers import stored_layers
 from phyai.quant.realize import dequantize, realize
@@ -45,13 +43,13 @@ def write_dequantized(
     checkpoint = Checkpoint.open(checkpoint_dir)
     recognized = recognized_or_raise(checkpoint, catalog)
     layers = stored_layers(checkpoint, recognized, names)
-    shapes = {f"{name}.weight": _shape(layer) for name, layer in layers.items()}
+    dense = {f"{name}.weight": ("F32", _shape(layer)) for name, layer in layers.items()}
     with replacing(out) as file:
-        file.write(_header(shapes))
+        file.write(header(dense))
         for done, layer in enumerate(layers.values()):
             weight = realize(layer, recognized).weight
-            dense = dequantize(weight) if isinstance(weight, QuantizedWeight) else weight.to(torch.float32)
-            file.write(dense.contiguous().numpy().tobytes())
+            plain = dequantize(weight) if isinstance(weight, QuantizedWeight) else weight.to(torch.float32)
+            file.write(plain.contiguous().numpy().tobytes())
             if progress is not None:
                 progress(done + 1, len(layers))
     return len(layers)
@@ -61,15 +59,3 @@ def _shape(layer: StoredLayer) -> tuple[int, int]:
     if layer.problem is not None or layer.shape is None:
         raise CheckpointError(layer.problem or f"{layer.name} has no shape")
     return layer.shape
-
-
-def _header(shapes: Mapping[str, tuple[int, int]]) -> bytes:
-    """A safetensors header for float32 tensors that lie one after the other."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        begin, end = end, end + 4 * math.prod(shape)
-        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
-    body = json.dumps(entries).encode()
-    body += b" " * (-len(body) % 8)
-    return struct.pack("<Q", len(body)) + body

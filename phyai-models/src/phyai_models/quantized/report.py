@@ -14,13 +14,13 @@ from phyai.catalog import Catalog
 from phyai.cli.command import Context
 from phyai.engine.plugin import Study, study_of
 from phyai.errors import CheckpointError, InputError
+from phyai.files.safetensors_file import read_all
 from phyai.policy import Policy
 from phyai.quant.realize import dequantize
 from phyai.quant.realize.quantize import quantize_input
 from phyai.quant.weight import QuantizedWeight
 
 from phyai_models.quantized.writing import LayerSizes, Written
-from phyai_models.weights.safetensors_file import read_all
 
 #: Rows of each layer's inputs that output errors are measured on.
 ROWS = 64

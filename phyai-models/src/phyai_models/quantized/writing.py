@@ -13,6 +13,7 @@ import torch
 from phyai.catalog import Catalog
 from phyai.engine.plugin import study_of
 from phyai.errors import CheckpointError
+from phyai.files.safetensors_file import TensorInfo
 from phyai.plugins import discover
 from phyai.policy import Policy
 from phyai.quant import QuantPlan, QuantScheme, export, plan_from_policy
@@ -23,7 +24,7 @@ from phyai.quant.realize.rtn import NotFinite, quantize_rows
 from phyai.quant.recognition import recognize
 from phyai.quant.weight import QuantizedWeight
 
-from phyai_models.weights import Checkpoint, TensorInfo
+from phyai_models.weights import Checkpoint
 from phyai_models.weights.checkpoint import INDEX, SINGLE
 from phyai_models.weights.writer import SafetensorsWriter, free_name
 
@@ -83,7 +84,7 @@ def write_quantized(
     checkpoint = Checkpoint.open(source)
     partial = free_name(out)
     try:
-        total = sum(info.end - info.begin for info in checkpoint.tensors.values())
+        total = sum(info.nbytes for info in checkpoint.tensors.values())
         job = _Job(checkpoint, total, chosen, plan.method or "rtn", progress, observe)
         layers = job.write(partial)
         _copy_others(source, partial)
@@ -157,7 +158,7 @@ class _Job:
         """Write every file of the checkpoint that holds tensors, under its own name, and the index of several."""
         files: dict[Path, list[TensorInfo]] = {}
         for info in self.checkpoint.tensors.values():
-            files.setdefault(info.path, []).append(info)
+            files.setdefault(info.file, []).append(info)
         weight_map: dict[str, str] = {}
         for path, infos in files.items():
             with SafetensorsWriter(folder / path.name) as writer:
@@ -176,7 +177,7 @@ class _Job:
             self._quantize(writer, info, self.chosen[module])
         else:
             writer.copy(info.name, info)
-        self._done += info.end - info.begin
+        self._done += info.nbytes
         if self.progress is not None:
             self.progress(self._done, self.total)
 
@@ -191,7 +192,7 @@ class _Job:
         after = writer.nbytes
         for suffix, tensor in export.encode(weight).items():
             writer.add(f"{layer.name}.{suffix}", tensor)
-        sizes = LayerSizes(layer.name, layer.path, layer.scheme, info.end - info.begin, writer.nbytes - after)
+        sizes = LayerSizes(layer.name, layer.path, layer.scheme, info.nbytes, writer.nbytes - after)
         self.layers.append(sizes)
         if self.observe is not None:
             self.observe(layer.name, rows, weight)

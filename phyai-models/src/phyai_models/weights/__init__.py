@@ -3,7 +3,6 @@
 from phyai_models.weights.checkpoint import Checkpoint
 from phyai_models.weights.quantized import QuantizedLayers
 from phyai_models.weights.random import RandomSource
-from phyai_models.weights.safetensors_file import TensorInfo
 from phyai_models.weights.source import TensorSpec, WeightSource
 
-__all__ = ["Checkpoint", "QuantizedLayers", "RandomSource", "TensorInfo", "TensorSpec", "WeightSource"]
+__all__ = ["Checkpoint", "QuantizedLayers", "RandomSource", "TensorSpec", "WeightSource"]

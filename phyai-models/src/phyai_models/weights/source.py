@@ -101,9 +101,9 @@ class WeightSource:
                 info = self.checkpoint.tensors[name]
                 if info.shape != spec.shape:
                     problems.append(f"{name} has shape {list(info.shape)}; the model asks for {list(spec.shape)}")
-                elif info.dtype not in FLOATING:
+                elif info.torch_dtype not in FLOATING:
                     problems.append(
-                        f"{name} is stored as {str(info.dtype).removeprefix('torch.')}; "
+                        f"{name} is stored as {str(info.torch_dtype).removeprefix('torch.')}; "
                         "allowed are float32, bfloat16, float16 and float64, unless config.json quantizes it"
                     )
             if len(found) > 1:
@@ -157,7 +157,7 @@ class WeightSource:
             self.check_finite()
             raise
         if self.progress is not None:
-            self.progress(info.end - info.begin)
+            self.progress(info.nbytes)
         return weight
 
     def take(self, name: str, out: torch.Tensor) -> None:
@@ -168,14 +168,14 @@ class WeightSource:
         """
         stored = self.stored(name)[0]
         info = self.checkpoint.tensors[stored]
-        direct = out.device.type == "cpu" and out.dtype == info.dtype and out.is_contiguous()
+        direct = out.device.type == "cpu" and out.dtype == info.torch_dtype and out.is_contiguous()
         value = self.checkpoint.read(stored, out if direct else None)
         if value.numel() and not all(torch.isfinite(bound) for bound in torch.aminmax(value)):
             self.not_finite.append(stored)
         if not direct:
             out.copy_(value)
         if self.progress is not None:
-            self.progress(info.end - info.begin)
+            self.progress(info.nbytes)
 
     def check_finite(self) -> None:
         """Raise when a tensor that was taken had NaN or infinite values.

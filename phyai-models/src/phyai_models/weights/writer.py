@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
-import struct
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 import attrs
 import torch
 from phyai.errors import CheckpointError
+from phyai.files.safetensors_file import DTYPE_BYTES, TensorInfo, header, torch_dtypes
 
-from phyai_models.weights.safetensors_file import DTYPES, TensorInfo
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in torch_dtypes().items()}
 _BLOCK = 1 << 22
 
 
@@ -77,7 +74,7 @@ class SafetensorsWriter:
 
     def copy(self, name: str, info: TensorInfo) -> None:
         """Add a tensor of another file, byte by byte."""
-        self._put(_Entry(name, _NAMES[info.dtype], info.shape, info.path, info.begin, info.end - info.begin))
+        self._put(_Entry(name, info.dtype, info.shape, info.file, info.begin, info.nbytes))
 
     def _put(self, entry: _Entry) -> None:
         if entry.name in self._entries:
@@ -85,18 +82,12 @@ class SafetensorsWriter:
         self._entries[entry.name] = entry
 
     def _finish(self) -> None:
-        entries = sorted(self._entries.values(), key=lambda e: (-DTYPES[e.dtype].itemsize, e.name))
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        end = 0
+        entries = sorted(self._entries.values(), key=lambda e: (-DTYPE_BYTES[e.dtype], e.name))
         for entry in entries:
-            if entry.nbytes != math.prod(entry.shape) * DTYPES[entry.dtype].itemsize:
+            if entry.nbytes != math.prod(entry.shape) * DTYPE_BYTES[entry.dtype]:
                 raise CheckpointError(f"{entry.name} has {entry.nbytes} bytes, which {entry.shape} has not")
-            begin, end = end, end + entry.nbytes
-            header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [begin, end]}
-        body = json.dumps(header, separators=(",", ":")).encode()
-        body += b" " * (-len(body) % 8)
         with self.path.open("wb") as out:
-            out.write(struct.pack("<Q", len(body)) + body)
+            out.write(header({entry.name: (entry.dtype, entry.shape) for entry in entries}))
             for entry in entries:
                 if entry.path is None:
                     _copy(self._spool, entry, out)

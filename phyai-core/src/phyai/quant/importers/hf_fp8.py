@@ -21,7 +21,8 @@ from typing import Any
 
 import attrs
 
-from phyai.quant.checkpoint import Checkpoint, TensorInfo
+from phyai.files.safetensors_file import TensorInfo
+from phyai.quant.checkpoint import Checkpoint
 from phyai.quant.importers.base import FoundConfig, Recognized, Refuse, method_of, rule, string_list
 from phyai.quant.plan import QuantPlan, QuantRule
 from phyai.quant.scheme import MXFP8, MXFP8_INPUT, QuantScheme, TensorQuant
