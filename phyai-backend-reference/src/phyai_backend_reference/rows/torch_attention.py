@@ -84,49 +84,44 @@ _SQUARE: Mapping[str, Any] = {"any_of": [{"attrs.causal": False}, {"attrs.causal
 _RANKS = {"cudnn": 4, "flash": 3, "varlen": 2, "efficient": 1, "math": 0}
 
 
-def _attention(variant: str, when: Mapping[str, Any], doc: str) -> Kernel:
+def _row(op: str, variant: str, when: Mapping[str, Any], doc: str) -> Kernel:
     return row(
-        f"torch.attention.{variant}", when, f"attention:prepare_{variant}",
-        capture=Capture.AFTER_WARMUP, rank=_RANKS[variant], doc=doc,
-    )  # fmt: skip
-
-
-def _paged(variant: str, when: Mapping[str, Any], doc: str) -> Kernel:
-    return row(
-        f"torch.attention_paged.{variant}", when, f"attention_paged:prepare_{variant}",
+        f"torch.{op}.{variant}", _where(when, _NO_CAP), f"{op}:prepare_{variant}",
         capture=Capture.AFTER_WARMUP, rank=_RANKS[variant.removeprefix("sdpa_")], doc=doc,
     )  # fmt: skip
 
 
+_PAGE = "over every request's page"
+
 KERNELS: tuple[Kernel, ...] = (
-    _attention(
+    _row(
+        "attention",
         "flash",
-        _where(
-            _PADDED,
-            _NO_CAP,
-            {"any_of": [_flash_cpu(_QKV), _where(_flash_cuda(_QKV), {"dtype.mask": None}, _SQUARE)]},
-        ),
+        _where(_PADDED, {"any_of": [_flash_cpu(_QKV), _where(_flash_cuda(_QKV), {"dtype.mask": None}, _SQUARE)]}),
         "SDPA's flash attention (FlashAttention-2 on a GPU, torch's own on a CPU)",
     ),
-    _attention("cudnn", _where(_PADDED, _NO_CAP, _cudnn(_QKV)), "SDPA's cuDNN attention"),
-    _attention("efficient", _where(_PADDED, _NO_CAP, _efficient(_QKV)), "SDPA's memory-efficient attention (CUTLASS)"),
-    _attention("math", _where(_PADDED, _NO_CAP, _math(_QKV)), "SDPA's plain composition"),
-    _attention("varlen", _where(_RAGGED, _NO_CAP, _varlen(_QKV)), "torch's variable-length FlashAttention-2"),
-    _paged(
+    _row("attention", "cudnn", _where(_PADDED, _cudnn(_QKV)), "SDPA's cuDNN attention"),
+    _row("attention", "efficient", _where(_PADDED, _efficient(_QKV)), "SDPA's memory-efficient attention (CUTLASS)"),
+    _row("attention", "math", _where(_PADDED, _math(_QKV)), "SDPA's plain composition"),
+    _row("attention", "varlen", _where(_RAGGED, _varlen(_QKV)), "torch's variable-length FlashAttention-2"),
+    _row(
+        "attention_paged",
         "sdpa_flash",
-        _where(_SLAB, _NO_CAP, {"any_of": [_flash_cpu(_CACHE), _where(_flash_cuda(_CACHE), {"attrs.causal": False})]}),
-        "SDPA's flash attention over every request's page",
+        _where(_SLAB, {"any_of": [_flash_cpu(_CACHE), _where(_flash_cuda(_CACHE), {"attrs.causal": False})]}),
+        f"SDPA's flash attention {_PAGE}",
     ),
-    _paged("sdpa_cudnn", _where(_SLAB, _NO_CAP, _cudnn(_CACHE)), "SDPA's cuDNN attention over every request's page"),
-    _paged(
+    _row("attention_paged", "sdpa_cudnn", _where(_SLAB, _cudnn(_CACHE)), f"SDPA's cuDNN attention {_PAGE}"),
+    _row(
+        "attention_paged",
         "sdpa_efficient",
-        _where(_SLAB, _NO_CAP, _efficient(_CACHE)),
-        "SDPA's memory-efficient attention over every request's page",
+        _where(_SLAB, _efficient(_CACHE)),
+        f"SDPA's memory-efficient attention {_PAGE}",
     ),
-    _paged("sdpa_math", _where(_SLAB, _NO_CAP, _math(_CACHE)), "SDPA's plain composition over every request's page"),
-    _paged(
+    _row("attention_paged", "sdpa_math", _where(_SLAB, _math(_CACHE)), f"SDPA's plain composition {_PAGE}"),
+    _row(
+        "attention_paged",
         "varlen",
-        _where({"attrs.single_page": True}, _NO_CAP, _varlen(_CACHE)),
+        _where({"attrs.single_page": True}, _varlen(_CACHE)),
         "torch's variable-length FlashAttention-2 over the pages, lengths read on the device",
     ),
 )

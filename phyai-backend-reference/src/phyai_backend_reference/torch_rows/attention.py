@@ -35,26 +35,10 @@ def _padded(backend: sdpa.Backend, facts: Facts) -> Prepared:
     return Prepared(run)
 
 
-def prepare_flash(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-) -> Prepared:
-    return _padded(sdpa.flash(facts), facts)
-
-
-def prepare_cudnn(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-) -> Prepared:
-    return _padded(sdpa.cudnn, facts)
-
-
-def prepare_efficient(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-) -> Prepared:
-    return _padded(sdpa.efficient, facts)
-
-
-def prepare_math(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    return _padded(sdpa.math, facts)
+prepare_flash = sdpa.preparing(_padded, sdpa.flash)
+prepare_cudnn = sdpa.preparing(_padded, sdpa.cudnn)
+prepare_efficient = sdpa.preparing(_padded, sdpa.efficient)
+prepare_math = sdpa.preparing(_padded, sdpa.math)
 
 
 def prepare_varlen(

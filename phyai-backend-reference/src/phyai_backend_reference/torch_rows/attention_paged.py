@@ -75,28 +75,10 @@ def _slabs(backend: sdpa.Backend, facts: Facts) -> Prepared:
     return Prepared(run, plan=plan, plan_key="torch.attention_paged.slabs")
 
 
-def prepare_sdpa_flash(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-) -> Prepared:
-    return _slabs(sdpa.flash(facts), facts)
-
-
-def prepare_sdpa_cudnn(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-) -> Prepared:
-    return _slabs(sdpa.cudnn, facts)
-
-
-def prepare_sdpa_efficient(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-) -> Prepared:
-    return _slabs(sdpa.efficient, facts)
-
-
-def prepare_sdpa_math(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-) -> Prepared:
-    return _slabs(sdpa.math, facts)
+prepare_sdpa_flash = sdpa.preparing(_slabs, sdpa.flash)
+prepare_sdpa_cudnn = sdpa.preparing(_slabs, sdpa.cudnn)
+prepare_sdpa_efficient = sdpa.preparing(_slabs, sdpa.efficient)
+prepare_sdpa_math = sdpa.preparing(_slabs, sdpa.math)
 
 
 def prepare_varlen(

@@ -6,10 +6,12 @@ share; these are the operators that it chooses from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from phyai.facts import Facts
+from phyai.kernel import Prepared, PrepareFn, Resources
 
 from phyai_backend_reference.numerics import attribute
 from phyai_backend_reference.reference.masks import both, padded
@@ -22,16 +24,12 @@ Backend = Callable[
 ]
 
 
-def flash_cpu(
+def flash(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float | None
 ) -> torch.Tensor:
+    if q.is_cuda:
+        return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[0]
     return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)[0]
-
-
-def flash_cuda(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float | None
-) -> torch.Tensor:
-    return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[0]
 
 
 def cudnn(
@@ -56,9 +54,15 @@ def math(
     return aten._scaled_dot_product_attention_math(q, k, v, bias, 0.0, causal, scale=scale, enable_gqa=True)[0]
 
 
-def flash(facts: Facts) -> Backend:
-    """The flash backend of the call's device."""
-    return flash_cpu if facts["device.type"] == "cpu" else flash_cuda
+def preparing(make: Callable[[Backend, Facts], Prepared], backend: Backend) -> PrepareFn:
+    """The ``prepare`` of a row that computes with ``backend``."""
+
+    def prepare(
+        facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+    ) -> Prepared:  # fmt: skip
+        return make(backend, facts)
+
+    return prepare
 
 
 def bias_of(keep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
