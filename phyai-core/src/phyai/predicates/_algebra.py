@@ -130,11 +130,24 @@ class Literal(Predicate):
         return f"{self.fact} is {self.needs()}"
 
 
-@attrs.frozen(cache_hash=True)
-class AllOf(Predicate):
-    """Every part holds. Made by :func:`all_of`, which normalises."""
+@attrs.frozen
+class Compound(Predicate):
+    """Several predicates as one."""
 
     parts: tuple[Predicate, ...] = attrs.field(eq=frozenset)
+
+    def literals(self) -> Iterator[Literal]:
+        for part in self.parts:
+            yield from part.literals()
+
+    @functools.cached_property
+    def facts(self) -> frozenset[str]:
+        return frozenset(literal.fact for literal in self.literals())
+
+
+@attrs.frozen(cache_hash=True)
+class AllOf(Compound):
+    """Every part holds. Made by :func:`all_of`, which normalises."""
 
     def holds(self, facts: Known) -> bool:
         for part in self.parts:  # noqa: SIM110 - all() over a generator costs twice as much
@@ -158,23 +171,13 @@ class AllOf(Predicate):
     def given(self, facts: Known, *, absent: Container[str] = ()) -> Predicate:
         return all_of(*(part.given(facts, absent=absent) for part in self.parts))
 
-    def literals(self) -> Iterator[Literal]:
-        for part in self.parts:
-            yield from part.literals()
-
-    @functools.cached_property
-    def facts(self) -> frozenset[str]:
-        return frozenset(literal.fact for literal in self.literals())
-
     def __str__(self) -> str:
         return " and ".join(map(str, self.parts)) if self.parts else "always"
 
 
 @attrs.frozen(cache_hash=True)
-class AnyOf(Predicate):
+class AnyOf(Compound):
     """At least one part holds. Made by :func:`any_of`, which normalises."""
-
-    parts: tuple[Predicate, ...] = attrs.field(eq=frozenset)
 
     def holds(self, facts: Known) -> bool:
         for part in self.parts:  # noqa: SIM110
@@ -196,14 +199,6 @@ class AnyOf(Predicate):
 
     def given(self, facts: Known, *, absent: Container[str] = ()) -> Predicate:
         return any_of(*(part.given(facts, absent=absent) for part in self.parts))
-
-    def literals(self) -> Iterator[Literal]:
-        for part in self.parts:
-            yield from part.literals()
-
-    @functools.cached_property
-    def facts(self) -> frozenset[str]:
-        return frozenset(literal.fact for literal in self.literals())
 
     def __str__(self) -> str:
         return "(" + " or ".join(map(str, self.parts)) + ")" if self.parts else "never"
