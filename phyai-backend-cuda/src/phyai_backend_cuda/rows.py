@@ -71,6 +71,8 @@ KERNELS: tuple[Kernel, ...] = (
          "elementwise:prepare_gated_residual", doc="one pass"),
     _row("cuda.gated_activation", {"attrs.activation": ["silu", "gelu", "gelu_tanh"], **_same(("x", "y"))},
          "elementwise:prepare_gated_activation", doc="one pass"),
+    _row("cuda.embedding", _same(("weight", "y")), "elementwise:prepare_embedding",
+         doc="rows, shards and the factor in one launch"),
     _row("cuda.rope", {"attrs.mrope_sections": None, "dtype.cos_sin": "fp32",
                        **_same(("q", "k", "q_out", "k_out"))}, "rope:prepare_rope", doc="q and k in one launch"),
     _row("cuda.kv_write", _same(("k", "v", "k_cache", "v_cache")), "rope:prepare_kv_write",

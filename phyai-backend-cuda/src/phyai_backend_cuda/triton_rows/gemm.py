@@ -17,12 +17,12 @@ import triton.language as tl
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.triton_rows.common import in_place, output, rows_of
+from phyai_backend_cuda.triton_rows.common import contiguous, in_place, output, rows_of, settle
 
 
 @triton.jit
 def _skinny(
-    x, w, bias, y, parts, counters, M, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    x, w, bias, y, parts, counters, x_step, y_step, M, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -31,7 +31,7 @@ def _skinny(
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(0, K // SPLIT, BK):
         at = start + step + k
-        a = tl.load(x + m[:, None] * K + at[None, :], (m < M)[:, None], 0.0)
+        a = tl.load(x + m[:, None] * x_step + at[None, :], (m < M)[:, None], 0.0)
         b = tl.load(w + n[None, :].to(tl.int64) * K + at[:, None], (n < N)[None, :], 0.0)
         acc = tl.dot(a, b, acc)
     keep = (m < M)[:, None] & (n < N)[None, :]
@@ -47,7 +47,7 @@ def _skinny(
         tl.store(counters + tile, 0)
     if BIAS:
         acc += tl.load(bias + n, n < N, 0.0).to(tl.float32)[None, :]
-    tl.store(y + m[:, None] * N + n[None, :], acc, keep)
+    tl.store(y + m[:, None] * y_step + n[None, :], acc, keep)
 
 
 def split_of(n: int, k: int, block_n: int, block_k: int, programs: int) -> int:
@@ -63,7 +63,8 @@ def split_of(n: int, k: int, block_n: int, block_k: int, programs: int) -> int:
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    weight, bias = weights["weight"], weights.get("bias")
+    held = contiguous(weights)
+    weight, bias = held["weight"], held.get("bias")
     n, k = int(facts["shape.N"]), int(facts["shape.K"])
     block_n, block_k = int(params.get("block_n", 32)), int(params.get("block_k", 128))
     programs = 2 * int(facts.get("device.sm_count", 132))
@@ -76,14 +77,16 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     )
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        y, flat = output(x, out, *x.shape[:-1], n), rows_of(x)
-        rows = len(flat)
-        if rows:
-            block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+        y = output(x, out, *x.shape[:-1], n)
+        if y.numel():
+            rows, given = rows_of(x), rows_of(y)
+            m = len(rows)
+            block_m = 16 if m <= 16 else 32 if m <= 32 else 64
             _skinny[(tiles, split)](
-                flat, weight, bias, y, parts, counters, rows, n, k, block_m, block_n, block_k, split, bias is not None,
-                num_warps=4, num_stages=4,
+                rows, weight, bias, given, parts, counters, rows.stride(0), given.stride(0), m, n, k,
+                block_m, block_n, block_k, split, bias is not None, num_warps=4, num_stages=4,
             )  # fmt: skip
+            settle(y, given)
         return y
 
-    return Prepared(run, refresh=in_place(weights))
+    return Prepared(run, refresh=in_place(held))

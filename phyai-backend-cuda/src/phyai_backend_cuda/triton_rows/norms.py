@@ -13,92 +13,126 @@ import triton.language as tl
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.triton_rows.common import in_place, output, rows_of, warps
+from phyai_backend_cuda.triton_rows.common import contiguous, in_place, output, rows_of, settle, warps
 
 
 @triton.jit
 def _rms_norm(
-    x, residual, weight, y, eps, offset, D: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, W: tl.constexpr
-):
+    x, residual, weight, y, x_step, residual_step, y_step, eps, offset,
+    D: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     keep = d < D
-    v = tl.load(x + row * D + d, keep, 0.0).to(tl.float32)
+    v = tl.load(x + row * x_step + d, keep, 0.0).to(tl.float32)
     if ADD:
-        v += tl.load(residual + row * D + d, keep, 0.0).to(tl.float32)
-        tl.store(residual + row * D + d, v, keep)
+        v += tl.load(residual + row * residual_step + d, keep, 0.0).to(tl.float32)
+        tl.store(residual + row * residual_step + d, v, keep)
     v *= tl.rsqrt(tl.sum(v * v) / D + eps)
     if W:
         v *= offset + tl.load(weight + d, keep, 0.0).to(tl.float32)
-    tl.store(y + row * D + d, v, keep)
+    tl.store(y + row * y_step + d, v, keep)
 
 
-@triton.jit
-def _ada_rms_norm(x, modulation, y, gate, eps, per, D: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["per"])
+def _ada_rms_norm(
+    x, modulation, y, gate, x_step, modulation_step, y_step, gate_step, eps, per, D: tl.constexpr, BLOCK: tl.constexpr
+):
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     keep = d < D
-    group = row // per
-    m = modulation + group * (3 * D) + d
-    v = tl.load(x + row * D + d, keep, 0.0).to(tl.float32)
+    group = (tl.program_id(0) // per).to(tl.int64)
+    m = modulation + group * modulation_step + d
+    v = tl.load(x + row * x_step + d, keep, 0.0).to(tl.float32)
     scale, shift = tl.load(m, keep, 0.0).to(tl.float32), tl.load(m + D, keep, 0.0).to(tl.float32)
     v *= tl.rsqrt(tl.sum(v * v) / D + eps)
-    tl.store(y + row * D + d, v * (1 + scale) + shift, keep)
-    if row % per == 0:
-        tl.store(gate + group * D + d, tl.load(m + 2 * D, keep, 0.0), keep)
+    tl.store(y + row * y_step + d, v * (1 + scale) + shift, keep)
+    if tl.program_id(0) % per == 0:
+        tl.store(gate + group * gate_step + d, tl.load(m + 2 * D, keep, 0.0), keep)
 
 
 @triton.jit
-def _layer_norm(x, weight, bias, y, eps, D: tl.constexpr, BLOCK: tl.constexpr, W: tl.constexpr, B: tl.constexpr):
+def _layer_norm(
+    x, residual, weight, bias, y, x_step, residual_step, y_step, eps,
+    D: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, W: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     keep = d < D
-    v = tl.load(x + row * D + d, keep, 0.0).to(tl.float32)
+    v = tl.load(x + row * x_step + d, keep, 0.0).to(tl.float32)
+    if ADD:
+        v += tl.load(residual + row * residual_step + d, keep, 0.0).to(tl.float32)
+        tl.store(residual + row * residual_step + d, v, keep)
     v = tl.where(keep, v - tl.sum(v) / D, 0.0)
     v *= tl.rsqrt(tl.sum(v * v) / D + eps)
     if W:
         v *= tl.load(weight + d, keep, 0.0).to(tl.float32)
     if B:
         v += tl.load(bias + d, keep, 0.0).to(tl.float32)
-    tl.store(y + row * D + d, v, keep)
+    tl.store(y + row * y_step + d, v, keep)
+
+
+def _rms_norm_rows(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, y: torch.Tensor, eps: float,
+    offset: float,
+) -> None:  # fmt: skip
+    if not y.numel():
+        return
+    rows, given = rows_of(x), rows_of(y)
+    added = rows if residual is None else rows_of(residual)
+    block = triton.next_power_of_2(rows.shape[1])
+    _rms_norm[(len(rows),)](
+        rows, added, weight, given, rows.stride(0), added.stride(0), given.stride(0), eps, offset,
+        rows.shape[1], block, residual is not None, weight is not None, num_warps=warps(block),
+    )  # fmt: skip
+    settle(y, given)
+    if residual is not None:
+        settle(residual, added)
+
+
+def _layer_norm_rows(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, bias: torch.Tensor | None,
+    y: torch.Tensor, eps: float,
+) -> None:  # fmt: skip
+    if not y.numel():
+        return
+    rows, given = rows_of(x), rows_of(y)
+    added = rows if residual is None else rows_of(residual)
+    block = triton.next_power_of_2(rows.shape[1])
+    _layer_norm[(len(rows),)](
+        rows, added, weight, bias, given, rows.stride(0), added.stride(0), given.stride(0), eps,
+        rows.shape[1], block, residual is not None, weight is not None, bias is not None, num_warps=warps(block),
+    )  # fmt: skip
+    settle(y, given)
+    if residual is not None:
+        settle(residual, added)
 
 
 def prepare_rms_norm(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    weight = weights.get("weight")
+    held = contiguous(weights)
     eps, offset = float(facts.get("attrs.eps", 1e-6)), float(facts.get("attrs.offset", 0))
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        y, flat = output(x, out), rows_of(x)
-        if len(flat):
-            dim = x.shape[-1]
-            block = triton.next_power_of_2(dim)
-            _rms_norm[(len(flat),)](
-                flat, flat, weight, y, eps, offset, dim, block, False, weight is not None, num_warps=warps(block)
-            )
+        y = output(x, out)
+        _rms_norm_rows(x, None, held.get("weight"), y, eps, offset)
         return y
 
-    return Prepared(run, refresh=in_place(weights))
+    return Prepared(run, refresh=in_place(held))
 
 
 def prepare_rms_norm_add(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    weight = weights["weight"]
+    held = contiguous(weights)
     eps, offset = float(facts.get("attrs.eps", 1e-6)), float(facts.get("attrs.offset", 0))
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None
     ) -> torch.Tensor:
-        y, flat = output(x, out), rows_of(x)
-        if len(flat):
-            dim = x.shape[-1]
-            block = triton.next_power_of_2(dim)
-            held = residual.contiguous()
-            _rms_norm[(len(flat),)](flat, held, weight, y, eps, offset, dim, block, True, True, num_warps=warps(block))
-            if held is not residual:
-                residual.copy_(held)
+        y = output(x, out)
+        _rms_norm_rows(x, residual, held["weight"], y, eps, offset)
         return y
 
-    return Prepared(run, refresh=in_place(weights))
+    return Prepared(run, refresh=in_place(held))
 
 
 def prepare_ada_rms_norm(
@@ -110,14 +144,20 @@ def prepare_ada_rms_norm(
         x: torch.Tensor, modulation: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None = None,
         state: object = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        dim = x.shape[-1]
         y = output(x, out[0] if out else None)
-        gate = out[1] if out else torch.empty(*modulation.shape[:-1], x.shape[-1], dtype=x.dtype, device=x.device)
-        flat, conditions = rows_of(x), rows_of(modulation)
-        if len(flat):
-            dim = x.shape[-1]
+        gate = output(x, out[1] if out else None, *modulation.shape[:-1], dim)
+        if y.numel():
+            rows, conditions, given, gates = rows_of(x), rows_of(modulation), rows_of(y), rows_of(gate)
             block = triton.next_power_of_2(dim)
-            per = len(flat) // len(conditions)
-            _ada_rms_norm[(len(flat),)](flat, conditions, y, gate, eps, per, dim, block, num_warps=warps(block))
+            _ada_rms_norm[(len(rows),)](
+                rows, conditions, given, gates, rows.stride(0), conditions.stride(0), given.stride(0), gates.stride(0),
+                eps, len(rows) // len(conditions), dim, block, num_warps=warps(block),
+            )  # fmt: skip
+            settle(y, given)
+            settle(gate, gates)
+        else:  # conditions without rows have gates all the same
+            gate.copy_(modulation[..., 2 * dim :])
         return y, gate
 
     return Prepared(run)
@@ -126,17 +166,28 @@ def prepare_ada_rms_norm(
 def prepare_layer_norm(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    weight, bias = weights.get("weight"), weights.get("bias")
+    held = contiguous(weights)
     eps = float(facts.get("attrs.eps", 1e-5))
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        y, flat = output(x, out), rows_of(x)
-        if len(flat):
-            dim = x.shape[-1]
-            block = triton.next_power_of_2(dim)
-            _layer_norm[(len(flat),)](
-                flat, weight, bias, y, eps, dim, block, weight is not None, bias is not None, num_warps=warps(block)
-            )
+        y = output(x, out)
+        _layer_norm_rows(x, None, held.get("weight"), held.get("bias"), y, eps)
         return y
 
-    return Prepared(run, refresh=in_place(weights))
+    return Prepared(run, refresh=in_place(held))
+
+
+def prepare_layer_norm_add(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+) -> Prepared:
+    held = contiguous(weights)
+    eps = float(facts.get("attrs.eps", 1e-5))
+
+    def run(
+        x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None
+    ) -> torch.Tensor:
+        y = output(x, out)
+        _layer_norm_rows(x, residual, held.get("weight"), held.get("bias"), y, eps)
+        return y
+
+    return Prepared(run, refresh=in_place(held))
