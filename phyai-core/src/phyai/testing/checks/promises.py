@@ -47,10 +47,12 @@ def batch_invariant(subject: Subject, case: Case) -> None:
         pieces.append([t.clone() for t in found])
     for index, name in enumerate(result_names(call)):
         if name in call.mutated and name not in sliced:
-            apart = alone.inputs[name]
+            apart = [alone.inputs[name]]
+        elif _shared(call, name, rows):
+            apart = [piece[index] for piece in pieces]
         else:
-            apart = _cat([piece[index] for piece in pieces])
-        if not same_bits(apart, together[index]):
+            apart = [_cat([piece[index] for piece in pieces])]
+        if not all(same_bits(found, together[index]) for found in apart):
             raise Finding(
                 f"is declared batch invariant, but {name} of {rows} rows, cut at {cuts[1:-1]} and computed apart, has "
                 f"other bits than computed together"
@@ -84,6 +86,12 @@ def _row_dim(subject: Subject, call: Call) -> tuple[str, int, frozenset[str]]:
     if call.inputs[first.name].shape[0] != rows:
         raise NotApplicable("the call's rows are not its first dimension")
     return dim, rows, frozenset(sliced)
+
+
+def _shared(call: Call, name: str, rows: int) -> bool:
+    """Whether a result belongs to all rows at once (a gate of one condition), so that every piece gives all of it."""
+    names = dim_names(next(t for t in call.op.tensors if t.name == name))
+    return bool(names) and names[0] in _open(call) and call.case.dims[names[0]] != rows
 
 
 def _rows_of(call: Call, sliced: frozenset[str], start: int, end: int, dim: str) -> Call:
