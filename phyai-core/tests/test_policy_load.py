@@ -7,7 +7,9 @@ import sys
 import time
 from pathlib import Path
 
+import attrs
 import pytest
+from phyai.engine import ModelPlugin
 from phyai.errors import PolicyError
 from phyai.policy import Layer, NumericsDemand, Restriction, load_policy, parse_policy
 from phyai.predicates import match
@@ -252,6 +254,46 @@ def test_a_misspelt_kernel_is_taken_for_one_of_its_own_op():
     text = rules("{id: a, match: {op: gemm}, restrict_to: torch.gemm.fp8_skaled}")
     assert "did you mean `torch.gemm.fp8_scaled`?" in only(text)
     assert "did you mean" not in only(rules("{id: a, match: {op: gemm}, restrict_to: torch.gemm.zzzzzzzzzzz}"))
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("torch.gem.*", "torch.gemm.*"), ("torch.gem.bf16", "torch.gemm.bf16"), ("*.layer_nrom", "*.layer_norm")],
+)
+def test_a_misspelt_op_in_a_pattern_is_named_with_the_rest_of_the_pattern(written, meant):
+    text = rules(f"{{id: a, restrict_to: '{written}'}}")
+    assert only(text).endswith(f"(got `{written}`; did you mean `{meant}`?)")
+    (warning,) = load(rules("{id: a, prefer: 'torch.gem.*'}")).warnings
+    assert warning.suggestion == "did you mean `torch.gemm.*`?"
+
+
+@pytest.mark.parametrize(
+    ("condition", "column", "got", "suggestion"),
+    [
+        ("role: exprt", 37, "exprt", "did you mean `expert`?"),
+        ("role: [vision, exprt]", 46, "exprt", "did you mean `expert`?"),
+        ("role: 'exprt*'", 37, "exprt*", "did you mean `expert`?"),
+        ("role: zzz", 37, "zzz", "one of `expert`, `vision`"),
+        ("none_of: [{role: exprt}]", 48, "exprt", "did you mean `expert`?"),
+    ],
+)
+def test_a_role_that_no_installed_model_has_is_a_warning_with_the_nearest(condition, column, got, suggestion):
+    text = rules(f"{{id: a, match: {{op: gemm, {condition}}}, numerics: any}}")
+    (warning,) = parse_policy(text, file="p.yaml", catalog=with_model()).warnings
+    assert str(warning.location) == f"p.yaml:3:{column}"
+    assert (warning.message, warning.got, warning.suggestion) == ("no installed model has such a role", got, suggestion)
+
+
+@pytest.mark.parametrize("condition", ["expert", "[expert, vision]", "'exp*'", "'*'", "null"])
+def test_roles_of_models_are_no_news_and_without_models_none_is(condition):
+    text = rules(f"{{id: a, match: {{op: gemm, role: {condition}}}, numerics: any}}")
+    assert parse_policy(text, catalog=with_model()).warnings == ()
+    assert load(rules("{id: a, match: {op: gemm, role: exprt}, numerics: any}")).warnings == ()
+
+
+def with_model():
+    model = ModelPlugin("arm", "", "arm:Args", "arm:load", roles=("vision", "expert"))
+    return attrs.evolve(small_catalog(), models=(model,))
 
 
 @pytest.mark.parametrize(

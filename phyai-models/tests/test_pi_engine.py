@@ -34,6 +34,13 @@ def test_a_batch_equals_its_requests_alone(catalog):
             assert relative_error(chunk.actions, running.step(request).actions) < 1e-5
 
 
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
+def test_the_roles_of_its_call_sites_are_those_that_the_model_declares(catalog, family):
+    with engine(case(f"{family}_a")[0], catalog=catalog) as running:
+        roles = {site.static["role"] for site in running.dispatcher.sites}
+    assert roles == set(catalog.model(family).roles)
+
+
 def test_a_smaller_batch_after_a_larger_one(catalog):
     with engine(TINY, catalog=catalog, num_steps=2) as running:
         alone = running.step(observation(0, seed=0)).actions

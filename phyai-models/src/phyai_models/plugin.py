@@ -10,6 +10,9 @@ from phyai.plugins.hooks import Command
 
 PLUGIN_API = 1
 
+#: The parts of π0 and π0.5.
+ROLES = ("vision", "prefix", "expert", "head")
+
 
 @hookimpl
 def phyai_models() -> Iterable[ModelPlugin]:
@@ -18,12 +21,12 @@ def phyai_models() -> Iterable[ModelPlugin]:
         ModelPlugin(
             "pi05", "π0.5: images, instruction and state to an action chunk, by flow matching",
             "phyai_models.pi05:PI05Args", "phyai_models.pi05:load", "phyai_models.pi05.command",
-            "phyai_models.pi.example:batch", "phyai_models.pi.study:study",
+            "phyai_models.pi.example:batch", "phyai_models.pi.study:study", ROLES,
         ),
         ModelPlugin(
             "pi0", "π0: as π0.5, with the state as a token and without adaptive normalization",
             "phyai_models.pi0:PI0Args", "phyai_models.pi0:load", "phyai_models.pi0.command",
-            "phyai_models.pi.example:batch", "phyai_models.pi.study:study",
+            "phyai_models.pi.example:batch", "phyai_models.pi.study:study", ROLES,
         ),
     ]  # fmt: skip
 

@@ -80,7 +80,8 @@ class ModelPlugin:
     module for ``phyai run <name>`` with ``add_arguments(parser)`` and ``main(args, context) -> int``; None when the
     model has none. ``example`` (``"module:function"``) is called with the loaded model and returns a request of the
     usual size, to warm up and tune with. ``study`` (``"module:Class"``) is a :class:`Study`: called with a checkpoint
-    folder and a catalog, it gives one, or None when the folder is of another model.
+    folder and a catalog, it gives one, or None when the folder is of another model. ``roles`` are the values that
+    the fact ``role`` takes at its call sites, so that a misspelt one in a policy is noticed.
     """
 
     name: str
@@ -90,6 +91,7 @@ class ModelPlugin:
     command: str | None = None
     example: str | None = None
     study: str | None = None
+    roles: tuple[str, ...] = ()
 
     def arguments_class(self) -> type:
         """Import and return the class of the model's arguments."""

@@ -12,7 +12,7 @@ from phyai.policy import _earlier
 from phyai.policy._model import Location, is_glob, kernel_matches
 from phyai.policy._node import Node
 from phyai.policy._problems import Report
-from phyai.spelling import did_you_mean
+from phyai.spelling import did_you_mean, nearest
 
 _EXAMPLE = "for example torch.gemm.bf16, or `torch.*` for all of torch's"
 _ID = re.compile(r"[\w*?\[\]!-]+(\.[\w*?\[\]!-]+)+")
@@ -83,10 +83,15 @@ class Kernels:
             self._report.warn(self._at(node), *self._absent(node.text, node.text))
 
     def _near(self, pattern: str) -> str | None:
-        """A kernel that was probably meant: of the same backend and op, where these are right."""
-        backend, op = pattern.split(".")[:2]
+        """What was probably meant: a kernel of the same backend and op, where these are right; else that of the op
+        whose name is nearest."""
+        backend, op, *variant = pattern.split(".")
         of_op = [id for id in self._ids if id.split(".")[:2] == [backend, op]]
-        return did_you_mean(pattern, of_op) if of_op else self._nearest(pattern)
+        if of_op:
+            return did_you_mean(pattern, of_op)
+        near = nearest(op, {kernel.op for kernel in self.named_by(f"{backend}.*")})
+        meant = ".".join((backend, near, *variant)) if near is not None else ""
+        return f"did you mean `{meant}`?" if self.named_by(meant) else self._nearest(pattern)
 
     def _absent(self, backend: str, text: str) -> tuple[str, str, str]:
         """Message, offending text and advice for a backend that is not there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -12,7 +13,7 @@ from phyai.facts import Vocabulary
 from phyai.policy import _earlier
 from phyai.policy._model import Location, is_glob, kernel_matches
 from phyai.policy._node import Node
-from phyai.policy._problems import Report
+from phyai.policy._problems import Report, one_of
 from phyai.predicates import FALSE, TRUE, Predicate, PredicateErrors, match
 from phyai.spelling import did_you_mean
 
@@ -50,6 +51,11 @@ class Matches:
     def libraries(self) -> frozenset[str]:
         """The facts ``lib.*`` that a call can carry."""
         return frozenset(f"lib.{library.name}" for library in self.catalog.libraries)
+
+    @cached_property
+    def roles(self) -> frozenset[str]:
+        """The roles that the installed models give their call sites."""
+        return frozenset(role for model in self.catalog.models for role in getattr(model, "roles", ()))
 
     def read(self, node: Node) -> Match | None:
         """The predicate, or None when something is wrong with it."""
@@ -180,6 +186,16 @@ class _Reading:
                 self._report.error(at, f"a second condition on `{fact}`", name, "use a list, a range or all_of")
             elif fact in (*_LISTS, "when") or self._known(fact, name, key, wanted, scope):
                 data[fact] = wanted
+        if name == "role":
+            self._roles(node)
+
+    def _roles(self, node: Node) -> None:
+        """Warn of roles that no installed model has; where no model is installed, any role may be right."""
+        known = self._matches.roles
+        for item in node.value if node.is_list else (node,):
+            if isinstance(item.value, str) and known and not any(fnmatchcase(role, item.value) for role in known):
+                at, hint = Location(self._matches.file, item.line, item.column), one_of(item.value, sorted(known))
+                self._report.warn(at, "no installed model has such a role", item.text, hint)
 
     def _known(self, fact: str, written: str, key: tuple[int, int], value: Any, scope: Ops) -> bool:
         at = Location(self._matches.file, *key)
