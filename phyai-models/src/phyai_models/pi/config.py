@@ -20,9 +20,21 @@ ACTION = "action"
 IMAGES = "observation.images"
 
 
-def _positive(instance: Any, attribute: Any, value: Any) -> None:
-    if type(value) is not int or value < 1:
-        raise CheckpointError(f"{attribute.name} should be a positive whole number, and is {value!r}")
+#: What a configuration may ask for, so that none makes a machine allocate or loop without end: far beyond any model.
+MAX_SIZE, MAX_LAYERS, MAX_HEADS, MAX_HEAD_DIM, MAX_VOCAB = 1 << 20, 1024, 1024, 4096, 1 << 24
+MAX_IMAGE, MAX_CAMERAS, MAX_CHUNK, MAX_PROMPT, MAX_STEPS = 4096, 64, 8192, 8192, 1000
+#: Tokens of a request: the patches of all cameras, the prompt, and the actions.
+MAX_TOKENS = 1 << 16
+
+
+def _count(limit: int) -> Any:
+    """A validator: a whole number from 1 to ``limit``."""
+
+    def check(instance: Any, attribute: Any, value: Any) -> None:
+        if type(value) is not int or not 1 <= value <= limit:
+            raise CheckpointError(f"{attribute.name} should be a whole number from 1 to {limit}, and is {value!r}")
+
+    return check
 
 
 def _period(instance: Any, attribute: Any, value: float) -> None:
@@ -30,21 +42,21 @@ def _period(instance: Any, attribute: Any, value: float) -> None:
         raise CheckpointError(f"{attribute.name} should be a positive number, and is {value!r}")
 
 
-def size(default: int) -> Any:
-    """An attrs field that holds a positive whole number."""
-    return attrs.field(default=default, validator=_positive)
+def size(limit: int, default: int) -> Any:
+    """An attrs field that holds a whole number from 1 to ``limit``."""
+    return attrs.field(default=default, validator=_count(limit))
 
 
 @attrs.frozen
 class GemmaConfig:
     """Sizes of a Gemma tower."""
 
-    width: int = attrs.field(validator=_positive)
-    depth: int = attrs.field(validator=_positive)
-    mlp_dim: int = attrs.field(validator=_positive)
-    num_heads: int = attrs.field(validator=_positive)
-    num_kv_heads: int = attrs.field(validator=_positive)
-    head_dim: int = attrs.field(validator=_positive)
+    width: int = attrs.field(validator=_count(MAX_SIZE))
+    depth: int = attrs.field(validator=_count(MAX_LAYERS))
+    mlp_dim: int = attrs.field(validator=_count(MAX_SIZE))
+    num_heads: int = attrs.field(validator=_count(MAX_HEADS))
+    num_kv_heads: int = attrs.field(validator=_count(MAX_HEADS))
+    head_dim: int = attrs.field(validator=_count(MAX_HEAD_DIM))
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
 
@@ -53,12 +65,12 @@ class GemmaConfig:
 class SiglipConfig:
     """Sizes of the vision tower (SigLIP So400m/14 by default)."""
 
-    hidden_size: int = size(1152)
-    intermediate_size: int = size(4304)
-    num_hidden_layers: int = size(27)
-    num_attention_heads: int = size(16)
-    image_size: int = size(224)
-    patch_size: int = size(14)
+    hidden_size: int = size(MAX_SIZE, 1152)
+    intermediate_size: int = size(MAX_SIZE, 4304)
+    num_hidden_layers: int = size(MAX_LAYERS, 27)
+    num_attention_heads: int = size(MAX_HEADS, 16)
+    image_size: int = size(MAX_IMAGE, 224)
+    patch_size: int = size(MAX_IMAGE, 14)
     layer_norm_eps: float = 1e-6
 
     @property
@@ -88,15 +100,15 @@ class PiConfig:
     language_model: GemmaConfig
     expert: GemmaConfig
     vision: SiglipConfig
-    vocab_size: int = attrs.field(validator=_positive)
+    vocab_size: int = attrs.field(validator=_count(MAX_VOCAB))
     cameras: tuple[str, ...]
-    state_dim: int = attrs.field(validator=_positive)
-    action_dim: int = attrs.field(validator=_positive)
-    chunk_size: int = size(50)
-    max_state_dim: int = size(32)
-    max_action_dim: int = size(32)
-    num_inference_steps: int = size(10)
-    tokenizer_max_length: int = size(200)
+    state_dim: int = attrs.field(validator=_count(MAX_SIZE))
+    action_dim: int = attrs.field(validator=_count(MAX_SIZE))
+    chunk_size: int = size(MAX_CHUNK, 50)
+    max_state_dim: int = size(MAX_SIZE, 32)
+    max_action_dim: int = size(MAX_SIZE, 32)
+    num_inference_steps: int = size(MAX_STEPS, 10)
+    tokenizer_max_length: int = size(MAX_PROMPT, 200)
     min_period: float = attrs.field(default=4e-3, validator=_period)
     max_period: float = attrs.field(default=4.0, validator=_period)
     dtype: str = "float32"
@@ -104,6 +116,15 @@ class PiConfig:
     use_relative_actions: bool = False
     relative_exclude_joints: tuple[str, ...] = ()
     action_feature_names: tuple[str, ...] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        tokens = len(self.cameras) * self.vision.patches + self.tokenizer_max_length + self.chunk_size
+        if tokens > MAX_TOKENS:
+            raise CheckpointError(
+                f"{len(self.cameras)} cameras of {self.vision.patches} patches, tokenizer_max_length "
+                f"{self.tokenizer_max_length} and chunk_size {self.chunk_size} make {tokens} tokens of a request; "
+                f"at most {MAX_TOKENS} are supported"
+            )
 
     @classmethod
     def standard(cls, family: str = "pi05", *, cameras: int = 3, **changes: Any) -> PiConfig:
@@ -166,7 +187,10 @@ def _build(raw: Mapping[str, Any], arch: Mapping[str, Any]) -> PiConfig:
             )
     inputs, outputs = dict(raw.get("input_features") or {}), dict(raw.get("output_features") or {})
     cameras = [key for key, feature in inputs.items() if feature["type"] == "VISUAL"]
-    for i in range(raw.get("empty_cameras") or 0):
+    empty = raw.get("empty_cameras") or 0
+    if type(empty) is not int or not 0 <= empty <= MAX_CAMERAS - len(cameras):
+        raise CheckpointError(f"empty_cameras is {empty!r}; a model has at most {MAX_CAMERAS} cameras")
+    for i in range(empty):
         if f"{IMAGES}.empty_camera_{i}" not in cameras:
             cameras.append(f"{IMAGES}.empty_camera_{i}")
     if not cameras:
