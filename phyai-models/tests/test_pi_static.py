@@ -176,3 +176,18 @@ def test_a_device_batch_is_answered_where_it_lies(tmp_path, catalog):
             running.step(attrs.evolve(request, noise=request.noise[:1]))
         with pytest.raises(InputError, match="images of 0 cameras"):
             running.step(attrs.evolve(request, images=request.images[:, :0]))
+
+
+def test_a_request_that_fails_on_the_way_in_leaves_no_lengths_behind(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    short, long = (random_batch(directory, batch=1, tokens=n, seed=n) for n in (2, 4))
+    with engine(directory, catalog=catalog) as running:
+        want = actions(running, long)
+    with engine(directory, catalog=catalog, runtime=STATIC) as running:
+        actions(running, short)
+        runner = running.model.runner
+        program = next(iter(runner._programs.values()))
+        inputs = from_lerobot(long, runner.config, None)
+        with pytest.raises(RuntimeError):
+            program.load(attrs.evolve(inputs, noise=inputs.noise[:, :1, :1].expand(1, 2, 3)), replan=False)
+        assert relative_error(actions(running, long), want) < 1e-6

@@ -81,4 +81,5 @@ class PatchEmbedding(Layer):
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         patches: torch.Tensor = self.site.run(images)
-        return patches.flatten(2).transpose(1, 2) + self.position
+        # Contiguous once, here: additions keep the strides of x, so every layer would read channels-first otherwise.
+        return (patches.flatten(2).transpose(1, 2) + self.position).contiguous()

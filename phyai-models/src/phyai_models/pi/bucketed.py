@@ -40,37 +40,60 @@ def needs(inputs: Inputs, *, drop_masked: bool) -> tuple[int, int]:
     return int(inputs.camera_mask.sum(1).max()), int(inputs.token_mask.sum(1).max())
 
 
-def to_bucket(inputs: Inputs, cameras: int, prompt: int, *, drop_masked: bool, images: torch.Tensor) -> Inputs:
-    """``inputs`` with so many images and token slots per request. Images are written to ``images [B, cameras, …]``.
+@attrs.frozen(eq=False)
+class Filling:
+    """How a batch with the masks ``given`` fills a bucket; other images and tokens under the same masks fill it alike.
 
     With ``drop_masked`` the valid ones come first, in their order; positions do not change, since masked ones have
-    none. What fills up is masked: blank images, and token 0.
+    none. What fills up is masked: blank images, and token 0. An order of None is the order that is given.
     """
-    if drop_masked:
-        camera_order, token_order = _valid_first(inputs.camera_mask), _valid_first(inputs.token_mask)
-        camera_mask = inputs.camera_mask.gather(1, camera_order)[:, :cameras]
-        tokens, token_mask = (t.gather(1, token_order)[:, :prompt] for t in (inputs.tokens, inputs.token_mask))
-    else:
-        camera_order = torch.arange(inputs.camera_mask.shape[1]).expand_as(inputs.camera_mask)
-        camera_mask, tokens, token_mask = inputs.camera_mask, inputs.tokens, inputs.token_mask
-    given = camera_mask.shape[1]
-    if torch.equal(camera_order[:, :given], torch.arange(given).expand(inputs.batch, given)):
-        images[:, :given].copy_(inputs.images[:, :given], non_blocking=True)
-    else:
-        for b in range(inputs.batch):
-            order = camera_order[b, :given].to(inputs.images.device)
-            images[b, :given].copy_(inputs.images[b, order], non_blocking=True)
-    images[:, given:].fill_(-1.0)
-    fill_up = (0, prompt - tokens.shape[1])
-    return Inputs(
-        images=images,
-        camera_mask=torch.nn.functional.pad(camera_mask, (0, cameras - given)),
-        tokens=torch.nn.functional.pad(tokens, fill_up),
-        token_mask=torch.nn.functional.pad(token_mask, fill_up),
-        state=inputs.state,
-        noise=inputs.noise,
-    )
+
+    given: tuple[torch.Tensor, torch.Tensor]  # camera_mask [B, C], token_mask [B, N]
+    camera_mask: torch.Tensor  # [B, cameras of the bucket]
+    token_mask: torch.Tensor  # [B, tokens of the bucket]
+    camera_order: torch.Tensor | None
+    token_order: torch.Tensor | None
+
+    @classmethod
+    def of(cls, inputs: Inputs, shape: Shape, *, drop_masked: bool) -> Filling:
+        """The filling of ``shape`` by ``inputs``."""
+        masks = (inputs.camera_mask, inputs.token_mask)
+        orders = [_valid_first(mask) if drop_masked else None for mask in masks]
+        ordered = [
+            _filled(mask if order is None else mask.gather(1, order), size)
+            for mask, order, size in zip(masks, orders, (shape.cameras, shape.prompt), strict=True)
+        ]
+        copied = (masks[0].clone(), masks[1].clone())  # the caller may reuse its own
+        return cls(copied, ordered[0], ordered[1], orders[0], orders[1])
+
+    def serves(self, inputs: Inputs) -> bool:
+        """Whether ``inputs`` come under the same masks."""
+        return torch.equal(self.given[0], inputs.camera_mask) and torch.equal(self.given[1], inputs.token_mask)
+
+    def tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """``[B, N]`` in the bucket's order and number."""
+        ordered = tokens if self.token_order is None else tokens.gather(1, self.token_order)
+        return _filled(ordered, self.token_mask.shape[1])
+
+    def images(self, images: torch.Tensor, out: torch.Tensor) -> None:
+        """Write ``images [B, C, …]`` to ``out [B, cameras, …]``."""
+        given = min(images.shape[1], out.shape[1])
+        if self.camera_order is None:
+            out[:, :given].copy_(images[:, :given], non_blocking=True)
+        else:
+            for b in range(len(images)):
+                order = self.camera_order[b, :given].to(images.device)
+                out[b, :given].copy_(images[b, order], non_blocking=True)
+        if given < out.shape[1]:
+            out[:, given:].fill_(-1.0)
 
 
-def _valid_first(mask: torch.Tensor) -> torch.Tensor:
-    return torch.argsort(~mask, dim=1, stable=True)
+def _filled(values: torch.Tensor, size: int) -> torch.Tensor:
+    """``[B, N]`` as ``[B, size]``: cut off, or filled up with zeros."""
+    return torch.nn.functional.pad(values, (0, size - values.shape[1]))
+
+
+def _valid_first(mask: torch.Tensor) -> torch.Tensor | None:
+    """The order that brings valid ones to the front, or None where they are there."""
+    order = torch.argsort(~mask, dim=1, stable=True)
+    return None if torch.equal(order, torch.arange(mask.shape[1]).expand_as(order)) else order

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from phyai_models.layers import KVCache, Tokens
-from phyai_models.pi.bucketed import Shape, to_bucket
+from phyai_models.pi.bucketed import Filling, Shape
 from phyai_models.pi.inputs import Inputs
 from phyai_models.pi.layout import Layout, make_layout
 from phyai_models.pi.model import PiModel
@@ -55,6 +55,7 @@ class Program:
         self.prefix, self.suffix = (self._tokens(part) for part in ("prefix", "suffix"))
         self.recording: Recording | None = None
         self._patches = self._no_patches = torch.empty(0, device=device)
+        self._filling: Filling | None = None
         self._lengths: list[int] = []
         self._uploaded = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
@@ -81,15 +82,10 @@ class Program:
         """
         if self._uploaded is not None:
             self._uploaded.synchronize()  # the buffers on the host may still be on their way
-        shape, drop = self.shape, self.model.savings.drop_masked
+        filling, lengths = self._arranged(inputs)
+        self._index.host["token_ids"].copy_(filling.tokens(inputs.tokens).flatten())
         direct = inputs.images.device.type != "cpu"
-        images = (self._images.device if direct else self._images.host)["images"]
-        inputs = to_bucket(inputs, shape.cameras, shape.prompt, drop_masked=drop, images=images)
-        layout = make_layout(
-            inputs.camera_mask, inputs.token_mask, inputs.tokens, patches=self.model.config.vision.patches,
-            segments=self.model.segments, page=self.model.page_size, drop_masked=False,
-        )  # fmt: skip
-        self._write(layout)
+        filling.images(inputs.images, (self._images.device if direct else self._images.host)["images"])
         sample = {"state": inputs.state, "noise": inputs.noise}
         for name, value in sample.items():
             if value.device.type == "cpu":
@@ -101,11 +97,10 @@ class Program:
                 self._sample.device[name].copy_(value)
         if self._uploaded is not None:
             self._uploaded.record()
-        lengths = layout.prefix.metadata["last_page_len"].tolist()
         if self.recording is not None and (replan or lengths != self._lengths):
             for tokens in (self.prefix, self.suffix):
                 tokens.replan() if self.recording.captured else tokens.forget_plans()
-        self._lengths = lengths
+        self._filling, self._lengths = filling, lengths
 
     def forget_plans(self) -> None:
         """Other kernels may be chosen at the next call."""
@@ -118,9 +113,23 @@ class Program:
             index[f"{part}.positions"], index[f"{part}.slots"], {n: metadata[f"{part}.{n}"] for n in METADATA}
         )
 
+    def _arranged(self, inputs: Inputs) -> tuple[Filling, list[int]]:
+        """How ``inputs`` fill the buffers, and their valid prefix tokens. Under the masks of the last request, as a
+        robot sends one after the other, its layout stands."""
+        if self._filling is not None and self._filling.serves(inputs):
+            return self._filling, self._lengths
+        model = self.model
+        filling = Filling.of(inputs, self.shape, drop_masked=model.savings.drop_masked)
+        layout = make_layout(
+            filling.camera_mask, filling.token_mask, filling.tokens(inputs.tokens),
+            patches=model.config.vision.patches, segments=model.segments, page=model.page_size, drop_masked=False,
+        )  # fmt: skip
+        self._filling = None  # until all of this batch is in place
+        self._write(layout)
+        return filling, layout.prefix.metadata["last_page_len"].tolist()
+
     def _write(self, layout: Layout) -> None:
         index, metadata = self._index.host, self._metadata.host
-        index["token_ids"].copy_(layout.token_ids)
         index["gather"].copy_(layout.gather)
         for part, tokens in (("prefix", layout.prefix), ("suffix", layout.suffix)):
             index[f"{part}.positions"].copy_(tokens.positions)
