@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import attrs
 import torch
+from phyai.errors import CallError
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
@@ -56,73 +57,95 @@ def _scores(facts: Facts) -> dict[str, Any]:
     }
 
 
-@attrs.define
-class Planned:
-    """What a plan leaves for the runs of a step: the wrapper, and how many rows of q belong to requests."""
+class Wrappers:
+    """FlashInfer wrappers of one kind. Each belongs to one set of metadata tensors while those live: a captured graph
+    holds the buffers of the wrapper that planned for it, so what else is planned meanwhile (a suffix beside its prefix,
+    a graph of another size) must not write there, and what is planned for the same tensors again must."""
 
-    wrapper: Any
-    rows: int = 0
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._held: list[tuple[weakref.ref[torch.Tensor], Any]] = []
+
+    def of(self, owner: torch.Tensor) -> Any:
+        """The wrapper of ``owner``; a new owner takes one over whose own is gone, before another is made."""
+        free = None
+        for place, (held, wrapper) in enumerate(self._held):
+            if held() is owner:
+                return wrapper
+            if held() is None:
+                free = place
+        if free is None:
+            self._held.append((weakref.ref(owner), self._make()))
+            return self._held[-1][1]
+        self._held[free] = (weakref.ref(owner), self._held[free][1])
+        return self._held[free][1]
 
 
 class _Paged:
-    """One wrapper per batch size and set of metadata tensors, made for the whole cache: whatever lengths are written
-    into those tensors later fit its index buffers, so a captured graph stays valid when it is planned again. Calls that
-    plan with other tensors (a prefix and its suffix, graphs of other sizes) have wrappers of their own."""
+    """What is captured is planned for all T rows of q, so that its grid and buffers fit whatever lengths come later:
+    rows of no request are planned as one more request, without keys, and give the zeros that the op asks for."""
 
     def __init__(self, backend: str, facts: Facts, resources: Resources) -> None:
-        self.backend, self.resources = backend, resources
+        rows = facts.get("shape.T")
+        if rows is None:
+            raise CallError(f"flashinfer.attention_paged.{backend} plans for all rows of q: give plan T=…")
+        self.backend, self.resources, self.rows = backend, resources, int(rows)
         self.pages, self.page_size = int(facts["shape.pages"]), int(facts["shape.page_size"])
         self.subpage = math.gcd(self.page_size, SUBPAGE)
         self.heads = tuple(int(facts[f"shape.{name}"]) for name in ("heads", "kv_heads", "head_dim"))
+        self.captured = bool(facts.get("mode.capture", True))
         self.scores = _scores(facts)
         self.dtype = torch.bfloat16 if facts["dtype.q"] == "bf16" else torch.float16
-        key = (self.pages, self.page_size, *self.heads, self.dtype, *sorted(self.scores.items()))
-        self.key = (f"flashinfer.attention_paged.{backend}", *key)
+        rest = (self.pages, self.page_size, *self.heads, self.dtype, self.captured, *sorted(self.scores.items()))
+        self.kind = (f"flashinfer.attention_paged.{backend}", *rest)
         self.workspace = resources.workspace(f"flashinfer.{backend}", WORKSPACE)
 
-    def _make(self, batch: int) -> Planned:
+    def _make(self, batch: int | None) -> Any:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
         def buffer(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int32, device=self.workspace.device)
 
-        wrapper = BatchPrefillWithPagedKVCacheWrapper(
+        if batch is None:
+            return BatchPrefillWithPagedKVCacheWrapper(self.workspace, "NHD", backend=self.backend)
+        return BatchPrefillWithPagedKVCacheWrapper(
             self.workspace, "NHD", use_cuda_graph=True, backend=self.backend, qo_indptr_buf=buffer(batch + 1),
             paged_kv_indptr_buf=buffer(batch + 1),
             paged_kv_indices_buf=buffer(self.pages * self.page_size // self.subpage),
             paged_kv_last_page_len_buf=buffer(batch),
         )  # fmt: skip
-        return Planned(wrapper)
 
-    def plan(self, metadata: Mapping[str, torch.Tensor]) -> Planned:
-        """Reads the metadata on the host: give host tensors where waiting for the device matters."""
+    def plan(self, metadata: Mapping[str, torch.Tensor]) -> Any:
+        """The wrapper that ``run`` calls. Reads the metadata on the host: give host tensors where waiting for the
+        device matters."""
         subpage, small = split_pages(metadata, self.page_size)
-        batch = small["last_page_len"].numel()
-        owner = metadata["last_page_len"].data_ptr()
-        planned: Planned = self.resources.shared((*self.key, batch, owner), lambda: self._make(batch))
-        heads, kv_heads, head_dim = self.heads
-        planned.rows = int(small["cu_seqlens_q"][-1])
-        planned.wrapper.plan(
-            small["cu_seqlens_q"], small["kv_indptr"], small["kv_indices"], small["last_page_len"],
-            heads, kv_heads, head_dim, subpage, q_data_type=self.dtype, kv_data_type=self.dtype, **self.scores,
-        )  # fmt: skip
-        return planned
+        rows, pages = small["cu_seqlens_q"], small["kv_indptr"]
+        rows = torch.cat([rows, rows.new_tensor([self.rows])])
+        pages, last = torch.cat([pages, pages[-1:]]), torch.nn.functional.pad(small["last_page_len"], (0, 1))
+        size = (self.rows, len(last)) if self.captured else (None, None)
+        wrappers = self.resources.shared((*self.kind, *size), lambda: Wrappers(lambda: self._make(size[1])))
+        wrapper = wrappers.of(metadata["last_page_len"])
+        if self.rows:
+            heads, kv_heads, head_dim = self.heads
+            wrapper.plan(
+                rows, pages, small["kv_indices"], last, heads, kv_heads, head_dim, subpage,
+                q_data_type=self.dtype, kv_data_type=self.dtype, **self.scores,
+            )  # fmt: skip
+        return wrapper
 
     def run(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None = None,
-        state: Planned | None = None,
+        state: Any = None,
     ) -> torch.Tensor:  # fmt: skip
         assert state is not None, "attention_paged runs with the state that plan(metadata) returned"
         o = torch.empty_like(q) if out is None else out
-        if state.rows:
+        if len(q):
             caches = tuple(cache.view(-1, self.subpage, *cache.shape[2:]) for cache in (k_cache, v_cache))
-            state.wrapper.run(q[: state.rows], caches, out=o[: state.rows])
-        if state.rows < len(q):  # rows of no request
-            o[state.rows :].zero_()
+            state.run(q, caches, out=o)
         return o
 
     def prepared(self) -> Prepared:
-        return Prepared(self.run, plan=self.plan, plan_key=self.key)
+        return Prepared(self.run, plan=self.plan, plan_key=(*self.kind, self.rows))
 
 
 def prepare_fa2(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:

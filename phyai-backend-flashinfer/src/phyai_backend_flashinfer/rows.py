@@ -31,18 +31,25 @@ def _same(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _row(
-    id: str, when: Mapping[str, Any], prepare: str, *, doc: str, rank: int = 0, batch_invariant: bool = True
-) -> Kernel:
+    id: str, when: Mapping[str, Any], prepare: str, *, doc: str, rank: int = 0, batch_invariant: bool = True,
+    specializes_on: tuple[str, ...] = (),
+) -> Kernel:  # fmt: skip
     return Kernel(
         id=id, op=id.split(".")[1], when=match({**LIBRARY, **when}), prepare=f"phyai_backend_flashinfer.{prepare}",
         capture=Capture.AFTER_WARMUP, numerics=Numerics(reproducible=True, batch_invariant=batch_invariant),
-        band=Band.OPTIMIZED, rank=rank, doc=doc,
+        band=Band.OPTIMIZED, rank=rank, specializes_on=specializes_on, doc=doc,
     )  # fmt: skip
 
 
 def _attention(id: str, when: Mapping[str, Any], prepare: str, *, doc: str, rank: int = 0) -> Kernel:
     # lengths decide how the work is split, so a row's bits depend on the batch
     return _row(id, when, prepare, doc=doc, rank=rank, batch_invariant=False)
+
+
+def _paged(id: str, when: Mapping[str, Any], prepare: str, *, doc: str, rank: int = 0) -> Kernel:
+    # a captured grid fits the rows of q that it was planned for
+    when, rows = {**when, **_PAGED}, ("shape.T",)
+    return _row(id, when, prepare, doc=doc, rank=rank, batch_invariant=False, specializes_on=rows)
 
 
 _PAGED: Mapping[str, Any] = _same(("q", "k_cache", "v_cache", "o"))
@@ -57,10 +64,10 @@ _SINGLE: Mapping[str, Any] = {
 _HOPPER: Mapping[str, Any] = {"all_of": [{"device.arch": "sm90"}, {"shape.head_dim": FA3_HEAD_DIMS}]}
 
 KERNELS: tuple[Kernel, ...] = (
-    _attention("flashinfer.attention_paged.fa2", {"shape.head_dim": FA2_HEAD_DIMS, **_PAGED}, "attention:prepare_fa2",
-               rank=1, doc="paged prefill, FA2: planned once per step, lengths may change between replays"),
-    _attention("flashinfer.attention_paged.fa3", {**_HOPPER, **_PAGED}, "attention:prepare_fa3",
-               doc="paged prefill, FA3 (Hopper): planned once per step"),
+    _paged("flashinfer.attention_paged.fa2", {"shape.head_dim": FA2_HEAD_DIMS}, "attention:prepare_fa2",
+           rank=1, doc="paged prefill, FA2: planned once per step, lengths may change between replays"),
+    _paged("flashinfer.attention_paged.fa3", _HOPPER, "attention:prepare_fa3",
+           doc="paged prefill, FA3 (Hopper): planned once per step"),
     _attention("flashinfer.attention.fa2", {"shape.head_dim": FA2_HEAD_DIMS, **_SINGLE}, "attention:prepare_single_fa2",
                rank=1, doc="one sequence, FA2"),
     _attention("flashinfer.attention.fa3", {**_HOPPER, **_SINGLE}, "attention:prepare_single_fa3",
