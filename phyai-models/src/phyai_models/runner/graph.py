@@ -24,7 +24,8 @@ class Recording:
 def record(compute: Callable[[], None], dispatcher: Dispatcher, pool: Any) -> Recording:
     """Capture ``compute`` as a CUDA graph whose intermediate results lie in ``pool``.
 
-    Everything that it calls must have run before, and the dispatcher must be frozen.
+    Everything that it calls must have run before, and the dispatcher must be frozen. A ``pool`` in which a capture
+    failed takes no other one: give a new one to the next attempt.
 
     Raises:
         CaptureError: the dispatcher is not frozen, or something undecided was reached.
@@ -32,7 +33,7 @@ def record(compute: Callable[[], None], dispatcher: Dispatcher, pool: Any) -> Re
     """
     dispatcher.require_frozen()
     graph = torch.cuda.CUDAGraph()
-    before = torch.cuda.memory_reserved()
+    before, stream = torch.cuda.memory_reserved(), torch.cuda.current_stream()
     raised: list[BaseException] = []
     try:
         with failures_named(dispatcher), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
@@ -42,11 +43,24 @@ def record(compute: Callable[[], None], dispatcher: Dispatcher, pool: Any) -> Re
                 raised.append(error)
                 raise
     except BaseException:
-        torch.cuda.synchronize()
+        _abandon(pool, stream)
         if raised:  # ending a broken capture raises too, and says less
             raise raised[0] from raised[0].__cause__
         raise
     return Recording(graph.replay, True, torch.cuda.memory_reserved() - before)
+
+
+def _abandon(pool: Any, stream: torch.cuda.Stream) -> None:
+    """Undo what ``torch.cuda.graph`` leaves of a capture that CUDA invalidated: ending it raises before the stream is
+    restored and before allocations stop to go to the pool."""
+    torch.cuda.set_stream(stream)
+    torch.cuda.synchronize()
+    device = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError:
+        return  # it ended as it should: a kernel raised on the host, and CUDA saw nothing wrong
+    torch._C._cuda_releasePool(device, pool)
 
 
 @contextlib.contextmanager

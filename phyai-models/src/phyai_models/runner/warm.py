@@ -63,6 +63,7 @@ class Warmer:
             except KernelFailure as failure:
                 _log.warning("%s; another kernel takes its place", failure)
                 self.dispatcher.exclude(failure.kernel, str(failure))
+                self._pool = torch.cuda.graph_pool_handle()  # what was recorded in the other one is out of date anyway
 
     def _warm_up(self, compute: Callable[[], None]) -> None:
         if not self.graphs:

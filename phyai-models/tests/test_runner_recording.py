@@ -1,0 +1,111 @@
+"""What is left of a capture that fails, with stand-ins for CUDA's side of it. (On a GPU: test_pi_gpu.)"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from phyai.errors import KernelFailure
+from phyai_models.runner import Recording, Warmer, graph, warm
+
+
+class Dispatcher:
+    """One that decides nothing, and notes what is excluded."""
+
+    epoch, frozen, sites = 0, False, ()
+
+    def __init__(self):
+        self.excluded = []
+
+    def freeze(self):
+        self.frozen = True
+
+    def require_frozen(self):
+        assert self.frozen
+
+    def thaw(self):
+        self.frozen = False
+
+    def exclude(self, kernel, why):
+        self.excluded.append(kernel)
+        self.frozen = False
+
+
+def test_every_attempt_to_capture_has_a_pool_of_its_own(monkeypatch):
+    pools, used, prepared = iter(range(9)), [], []
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    monkeypatch.setattr(Warmer, "_warm_up", lambda self, compute: compute())
+
+    def record(compute, dispatcher, pool):
+        used.append(pool)
+        if len(used) < 3:
+            raise KernelFailure(f"kernel {len(used)} failed", "site", f"mine.{len(used)}")
+        return Recording(compute, True)
+
+    monkeypatch.setattr(warm, "record", record)
+    dispatcher = Dispatcher()
+    warmer = Warmer(dispatcher, torch.device("cuda"), graphs=True)
+    assert warmer.record(lambda: None, lambda: prepared.append(1)).captured
+    assert dispatcher.excluded == ["mine.1", "mine.2"]
+    assert len(set(used)) == len(prepared) == 3
+    warmer.record(lambda: None, lambda: None)
+    assert used[3] == used[2], "graphs that were captured share their memory"
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """CUDA's side: which stream is current, and which pools allocations go to."""
+    state = SimpleNamespace(stream="mine", recording=set(), released=[], invalid=False)
+
+    class Graph:
+        def __init__(self, made, pool, **_):
+            self.pool = pool
+
+        def __enter__(self):
+            state.stream = "capture"
+            state.recording.add(self.pool)
+
+        def __exit__(self, *error):
+            if state.invalid:
+                raise RuntimeError("operation failed due to a previous error during capture")
+            state.recording.remove(self.pool)
+            state.stream = "mine"
+
+    def end(device, pool):
+        if pool not in state.recording:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        state.recording.remove(pool)
+
+    for name, value in {
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None), "graph": Graph, "memory_reserved": lambda: 0,
+        "current_stream": lambda: state.stream, "synchronize": lambda: None, "current_device": lambda: 0,
+        "set_stream": lambda stream: setattr(state, "stream", stream),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda device, pool: state.released.append(pool), raising=False)
+    return state
+
+
+@pytest.mark.parametrize("invalid", [True, False], ids=["invalidated", "raised on the host"])
+def test_a_failed_capture_is_ended(invalid, cuda):
+    """By CUDA, whose error on ending it hides the kernel's; or by a kernel that raises before it launches anything."""
+    dispatcher = Dispatcher()
+    dispatcher.freeze()
+
+    def compute():
+        cuda.invalid = invalid
+        raise KernelFailure("the kernel's own words", "site", "mine.kernel")
+
+    with pytest.raises(KernelFailure, match="the kernel's own words"):
+        graph.record(compute, dispatcher, "pool")
+    assert cuda.stream == "mine"
+    assert not cuda.recording
+    assert cuda.released == (["pool"] if invalid else [])
+
+
+def test_a_capture_that_only_its_end_finds_broken_is_ended_too(cuda):
+    dispatcher = Dispatcher()
+    dispatcher.freeze()
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        graph.record(lambda: setattr(cuda, "invalid", True), dispatcher, "pool")
+    assert (cuda.stream, cuda.recording) == ("mine", set())
