@@ -8,6 +8,7 @@ from phyai.environment import Library
 from phyai.kernel import Kernel
 from phyai.plugins import hookimpl
 
+from phyai_backend_cuda.quantized.records import KERNELS as QUANTIZED
 from phyai_backend_cuda.rows import KERNELS
 
 PLUGIN_API = 1
@@ -15,7 +16,7 @@ PLUGIN_API = 1
 
 @hookimpl
 def phyai_kernels() -> Iterable[Kernel]:
-    return KERNELS
+    return (*KERNELS, *QUANTIZED)
 
 
 @hookimpl

@@ -1,0 +1,38 @@
+"""``cuda.gemm.fp8_a8``: inputs quantized in one launch, then ``torch._scaled_mm``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from phyai.facts import Facts
+from phyai.kernel import Prepared, Resources
+
+from phyai_backend_cuda.quantized.product import Fp8Product, placed
+
+OUTPUTS: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    return _prepare(facts, weights, resources, fast=False)
+
+
+def prepare_fast(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    return _prepare(facts, weights, resources, fast=True)
+
+
+def _prepare(facts: Facts, weights: Mapping[str, Any], resources: Resources, *, fast: bool) -> Prepared:
+    product = Fp8Product(weights["weight"], weights.get("bias"), facts.under("quant"), resources, fast=fast)
+    dtype, (n, k) = OUTPUTS[str(facts["dtype.y"])], weights["weight"].shape
+
+    def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
+        shape = (*x.shape[:-1], n)
+        if not x.numel():
+            return torch.empty(shape, dtype=dtype, device=x.device) if out is None else out
+        return placed(product, product.quantized(x.reshape(-1, k)), shape, dtype, out)
+
+    def refresh(new: Mapping[str, Any]) -> None:
+        product.refresh(new["weight"], new.get("bias"))
+
+    return Prepared(run, refresh=refresh)

@@ -1,0 +1,259 @@
+"""Rows with inputs of 8 bits: codes bit for bit as the reference's, products against the reference's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from phyai.environment import Environment
+from phyai.facts import Facts
+from phyai.kernel import Kernel
+from phyai.quant.scheme import QuantScheme, TensorQuant
+from phyai.testing.quantized import quantized_weight
+from phyai_backend_cuda.quantized.records import KERNELS
+from phyai_backend_reference.quantized.gemm import prepare_quantized_input
+from phyai_backend_reference.reference.gated_activation import prepare as reference_activation
+from phyai_backend_reference.reference.quantize_activation import prepare as reference_quantize
+
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+pytest.importorskip("triton", reason="triton is not installed")
+
+DEVICE = "cuda" if ON_GPU else "cpu"
+BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}
+H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.triton": "3.6.0"})
+FP8 = torch.float8_e4m3fn
+GRANULARITIES = [
+    ("tensor", "tensor", True), ("tensor", "tensor", False), ("channel", "token", True), ("channel", "tensor", False),
+    ("channel", "tensor", True), ("tensor", "token", True),
+]  # fmt: skip
+PRODUCTS = ["cuda.gemm.fp8_a8", "cuda.gemm.fp8_a8_fast"]
+MLPS = ["cuda.gated_mlp.fp8_a8", "cuda.gated_mlp.fp8_a8_fast"]
+
+
+class Resources:
+    """What an engine would lend."""
+
+    def workspace(self, key: str, nbytes: int) -> torch.Tensor:
+        return torch.full((nbytes,), 255, dtype=torch.uint8, device=DEVICE)
+
+    def shared(self, key: object, make: Callable[[], Any]) -> Any:
+        return make()
+
+    def site(self, part: str, op: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def chain(self) -> Any:
+        raise NotImplementedError
+
+    @property
+    def rows(self) -> None:
+        return None
+
+
+@pytest.fixture(autouse=True)
+def correctly_rounded_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter loses the carry of a mantissa that rounds up to the next power of two; torch does not."""
+    if not ON_GPU:
+        from triton.runtime import interpreter
+
+        names = {"fp8e4nv": FP8, "fp8e5": torch.float8_e5m2}
+        usual = interpreter._convert_float
+
+        def convert(value: Any, source: Any, target: Any, rounding: Any) -> Any:
+            if target.name not in names or source.name != "fp32":
+                return usual(value, source, target, rounding)
+            wide = torch.from_numpy(value.view("float32").copy())
+            return wide.to(names[target.name]).view(torch.uint8).numpy().reshape(value.shape)
+
+        monkeypatch.setattr(interpreter, "_convert_float", convert)
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def quantize(x: torch.Tensor, *given: torch.Tensor, out: Any = None, **attributes: Any) -> list[list[torch.Tensor]]:
+    """Codes and scales of our row, and of the reference."""
+    facts = Facts({f"attrs.{name}": value for name, value in attributes.items()})
+    ours = BY_ID["cuda.quantize_activation"].load()(facts, {}, {}, Resources())
+    reference = reference_quantize(facts, {}, {}, Resources())
+    return [list(ours.run(x, *given, out=out)), list(reference.run(x, *given))]
+
+
+def same(got: torch.Tensor, want: torch.Tensor) -> None:
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    raw = torch.float32 if got.dtype == torch.float32 else torch.uint8
+    assert torch.equal(got.contiguous().view(raw), want.contiguous().view(raw))
+
+
+@pytest.mark.parametrize("format", ["int8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize(("granularity", "group_size"), [("token", 0), ("tensor", 0), ("group", 12)])
+@pytest.mark.parametrize("shape", [(5, 36), (2, 3, 1200), (7, 2400), (1, 12)])
+def test_codes_and_scales_are_the_references_bit_for_bit(
+    format: str, granularity: str, group_size: int, shape: tuple[int, ...]
+) -> None:
+    x = normal(*shape) * torch.logspace(-3, 2, shape[-1], device=DEVICE).bfloat16()
+    x[..., 0, :] = 0  # a row without a scale of its own
+    attributes = {"format": format, "granularity": granularity}
+    got, want = quantize(x, **attributes, **({"group_size": group_size} if group_size else {}))
+    for ours, theirs in zip(got, want, strict=True):
+        same(ours, theirs)
+
+
+@pytest.mark.parametrize("format", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_static_scale_clamps_and_is_returned(format: str, dtype: torch.dtype) -> None:
+    x, scale = normal(6, 40, dtype=dtype) * 100, torch.tensor([0.3], device=DEVICE)
+    got, want = quantize(x, scale, format=format, granularity="tensor")
+    for ours, theirs in zip(got, want, strict=True):
+        same(ours, theirs)
+    assert int((got[0].float().abs() == {"int8": 127, "fp8_e4m3": 448}[format]).sum()) > 3
+
+
+@pytest.mark.parametrize("granularity", ["token", "tensor"])
+def test_integers_round_half_to_even(granularity: str) -> None:
+    x = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -127.0, 126.5]], device=DEVICE)
+    codes = quantize(x, format="int8", granularity=granularity)[0][0]
+    assert codes.flatten().tolist() == [127, 0, 2, 2, 0, -2, -127, 126]
+
+
+def test_inputs_and_outputs_may_have_gaps() -> None:
+    x = normal(40, 6).T
+    codes, scales = torch.zeros(6, 80, dtype=torch.int8, device=DEVICE), torch.zeros(6, 3, device=DEVICE)
+    got, want = quantize(x, out=(codes[:, ::2], scales[:, :1]), format="int8")
+    same(got[0], want[0])
+    same(got[1], want[1])
+    assert not codes[:, 1::2].any()
+    assert not scales[:, 1:].any()
+
+
+@pytest.mark.parametrize(("granularity", "shape"), [("tensor", (1,)), ("token", (0, 1))])
+def test_no_rows_are_no_work(granularity: str, shape: tuple[int, ...]) -> None:
+    codes, scales = quantize(torch.empty(0, 16, device=DEVICE), format="int8", granularity=granularity)[0]
+    assert codes.shape == (0, 16)
+    assert scales.shape == shape
+    assert bool((scales == 1).all())
+
+
+def test_a_nan_stays_one() -> None:
+    x = normal(3, 32)
+    x[1, 5] = torch.nan
+    codes = quantize(x, format="fp8_e4m3")[0][0].float()
+    assert codes.isnan().nonzero().tolist() == [[1, 5]]
+
+
+def weight_of(n: int, k: int, granularity: str, activation: str, dynamic: bool, seed: int = 0) -> Any:
+    scheme = QuantScheme(TensorQuant("fp8_e4m3", granularity), TensorQuant("fp8_e4m3", activation, dynamic=dynamic))
+    return quantized_weight(normal(n, k, seed=seed).float().cpu() / k**0.5, scheme).to(DEVICE)
+
+
+def gemm_facts(weight: Any, **changes: Any) -> Facts:
+    n, k = weight.shape
+    call = {"op": "gemm", "shape.M": 5, "shape.N": n, "shape.K": k, "dtype.x": "bf16", "dtype.y": "bf16"}
+    return Facts({**H200, **call, **weight.facts(), **changes})
+
+
+def reference(weight: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    facts = gemm_facts(weight, **{"dtype.y": "fp32"})
+    return prepare_quantized_input(facts, {"weight": weight, "bias": bias}, {}, Resources()).run(x)
+
+
+@pytest.mark.parametrize("id", PRODUCTS)
+@pytest.mark.parametrize(("granularity", "activation", "dynamic"), GRANULARITIES)
+@pytest.mark.parametrize("m", [5, 1])
+def test_a_product_equals_the_reference(id: str, granularity: str, activation: str, dynamic: bool, m: int) -> None:
+    weight, x, bias = weight_of(32, 48, granularity, activation, dynamic), normal(m, 48), normal(32, seed=2)
+    facts = gemm_facts(weight, **{"dtype.bias": "bf16"})
+    assert BY_ID[id].when.holds(facts)
+    prepared = BY_ID[id].load()(facts, {"weight": weight, "bias": bias}, {}, Resources())
+    want = reference(weight, x, bias)
+    torch.testing.assert_close(prepared.run(x).float(), want, rtol=1e-2, atol=1e-2)
+    out = torch.empty(m, 64, dtype=torch.bfloat16, device=DEVICE)
+    for place in (torch.empty(m, 32, dtype=torch.bfloat16, device=DEVICE), out[:, ::2]):
+        assert prepared.run(x, out=place) is place
+        torch.testing.assert_close(place.float(), want, rtol=1e-2, atol=1e-2)
+    other = weight_of(32, 48, granularity, activation, dynamic, seed=5)
+    assert prepared.refresh is not None
+    prepared.refresh({"weight": other, "bias": normal(32, seed=3)})
+    want = reference(other, x, normal(32, seed=3))
+    torch.testing.assert_close(prepared.run(x).float(), want, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"shape.K": 56}, "shape.K"), ({"shape.N": 40}, "shape.N"), ({"device.arch": "sm86"}, "sm86"),
+        ({"quant.weight": "fp8_e5m2"}, "e5m2"), ({"quant.layout": "humming"}, "layout"),
+        ({"quant.pre_scale": True}, "pre_scale"), ({"dtype.y": "fp16"}, "dtype.y"),
+        ({"quant.fields.activation_scale_rule": "inverse"}, "scale_rule"), ({"lib.triton": None}, "triton"),
+    ],
+)  # fmt: skip
+def test_what_a_product_cannot_do_is_refused_with_the_reason(changes: dict[str, Any], word: str) -> None:
+    facts = gemm_facts(weight_of(32, 48, "channel", "token", True)).replace(changes)
+    assert word in (BY_ID["cuda.gemm.fp8_a8"].when.why_not(facts) or "")
+
+
+def mlp_facts(gate_up: Any, down: Any, activation: str = "gelu_tanh") -> Facts:
+    parts = {f"parts.{n}.{f}": v for n, w in (("gate_up", gate_up), ("down", down)) for f, v in w.facts().items()}
+    dims = {"shape.M": 5, "shape.K": gate_up.shape[1], "shape.I": down.shape[1], "shape.N": down.shape[0]}
+    call = {"op": "gated_mlp", **dims, "dtype.x": "bf16", "dtype.y": "bf16", "attrs.activation": activation}
+    return Facts({**H200, **call, **parts})
+
+
+def mlp_reference(x: torch.Tensor, gate_up: Any, down: Any, activation: str) -> torch.Tensor:
+    facts = Facts({"attrs.activation": activation, "dtype.y": "fp32"})
+    hidden = reference(gate_up, x).bfloat16()  # as the row rounds it
+    return reference(down, reference_activation(facts, {}, {}, Resources()).run(hidden))
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    """As near as codes that may fall to either side allow."""
+    assert float((got.float() - want).norm() / want.norm()) < 1e-2
+
+
+@pytest.mark.parametrize("id", MLPS)
+@pytest.mark.parametrize("activation", ["gelu_tanh", "silu", "gelu"])
+@pytest.mark.parametrize("first", GRANULARITIES)
+def test_a_gated_mlp_equals_its_parts(id: str, activation: str, first: tuple[str, str, bool]) -> None:
+    second = ("channel", "token", True) if first[2] else first  # a dynamic scale of all rows is not known while one is
+    gate_up, down, x = weight_of(96, 32, *first), weight_of(16, 48, *second, seed=1), normal(2, 3, 32, seed=2)
+    facts = mlp_facts(gate_up, down, activation)
+    assert BY_ID[id].when.holds(facts)
+    prepared = BY_ID[id].load()(facts, {"gate_up": gate_up, "down": down}, {}, Resources())
+    close(prepared.run(x), mlp_reference(x.flatten(0, 1), gate_up, down, activation).view(2, 3, 16))
+    place = torch.empty(2, 3, 32, dtype=torch.bfloat16, device=DEVICE)[..., ::2]
+    assert prepared.run(x, out=place) is place
+    close(place, mlp_reference(x.flatten(0, 1), gate_up, down, activation).view(2, 3, 16))
+    new = [weight_of(96, 32, *first, seed=7), weight_of(16, 48, *second, seed=8)]
+    assert prepared.refresh is not None
+    prepared.refresh(dict(zip(("gate_up", "down"), new, strict=True)))
+    close(prepared.run(x), mlp_reference(x.flatten(0, 1), *new, activation).view(2, 3, 16))
+
+
+def test_a_gated_mlp_refuses_one_dynamic_scale_for_what_lies_between() -> None:
+    gate_up, down = weight_of(96, 32, "channel", "token", True), weight_of(16, 48, "tensor", "tensor", True)
+    assert BY_ID[MLPS[0]].when.why_not(mlp_facts(gate_up, down))
+
+
+def test_products_of_no_rows() -> None:
+    gate_up, down = weight_of(96, 32, "channel", "token", True), weight_of(16, 48, "channel", "token", True)
+    x = torch.empty(0, 32, dtype=torch.bfloat16, device=DEVICE)
+    mlp = BY_ID[MLPS[0]].load()(mlp_facts(gate_up, down), {"gate_up": gate_up, "down": down}, {}, Resources())
+    gemm = BY_ID[PRODUCTS[0]].load()(gemm_facts(gate_up), {"weight": gate_up}, {}, Resources())
+    assert mlp.run(x).shape == (0, 16)
+    assert gemm.run(x).shape == (0, 96)
+
+
+def test_fast_products_promise_less() -> None:
+    for usual, fast in ((PRODUCTS[0], PRODUCTS[1]), (MLPS[0], MLPS[1])):
+        assert BY_ID[usual].numerics.accumulation == "fp32"
+        assert BY_ID[fast].numerics.accumulation != "fp32"
+        assert BY_ID[fast].rank < BY_ID[usual].rank
+        assert attrs.evolve(BY_ID[fast].numerics, accumulation="fp32") == BY_ID[usual].numerics
