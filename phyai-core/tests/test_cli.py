@@ -137,6 +137,8 @@ def test_version(phyai):
         (("explain",), "--op"),
         (("ops", "--nope"), "--nope"),
         (("policy",), "ACTION"),
+        (("tune",), "give a MODEL with --checkpoint"),
+        (("tune", "arm", "--op", "gemm"), "not both"),
         (("kernels", "--js"), "--js"),  # no abbreviations: a later option must not change what one means
     ],
 )

@@ -123,16 +123,25 @@ def test_two_stores_are_compared(phyai, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ((), "give a MODEL with --checkpoint, or --op OP"),
         (("nomodel", "--checkpoint", "x"), "nomodel"),
         (("--op", "activatoin"), "unknown op 'activatoin'"),
         (("--diff", "none.json", "none2.json"), "none.json: there is no such tuning store"),
-        (("--op", "activation", "--repeat", "0"), "--repeat 0: at least 1"),
-        (("--op", "activation", "--checkpoint", "x"), "go with a MODEL"),
     ],
 )
 def test_what_cannot_be_done_is_said(phyai, argv, words):
     assert words in phyai("tune", "--device", "cpu", *argv, status=Exit.REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ((), "give a MODEL with --checkpoint, or --op OP"),
+        (("--op", "activation", "--repeat", "0"), "--repeat 0: at least 1"),
+        (("--op", "activation", "--checkpoint", "x"), "go with a MODEL"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_a_wrong_command_line(phyai, argv, words):
+    assert words in phyai("tune", "--device", "cpu", *argv, status=Exit.USAGE)
 
 
 def test_a_corrupt_store_is_set_aside_and_said(phyai, tmp_path):

@@ -118,34 +118,35 @@ def test_rules_that_matched_nothing_are_said(photographs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "status", "message"),
     [
-        (("--image", "left=nowhere.png"), "nowhere.png cannot be read"),
-        (("--image", "base"), "CAMERA=FILE"),
-        (("--image", "wrist={0}"), "given twice"),
-        (("--image", "left={0}"), "unknown camera 'left'"),
-        (("--state", "1,two"), "give numbers"),
-        (("--state", "1,2"), "8 numbers"),
-        (("--instruction", " "), "say in words"),
-        (("--steps", "0"), "num_steps"),
-        (("--dtype", "int8"), "params_dtype"),
-        (("--device", "tpu"), "tpu"),
-        (("--checkpoint", "/nowhere"), "config.json cannot be read"),
-        (("--policy", "/nowhere.yaml"), "/nowhere.yaml"),
-        (("--inputs", "x.safetensors", "--out", "y"), "leave out"),
-        (("--trace",), "--trace goes with"),
+        (("--image", "left=nowhere.png"), 1, "nowhere.png cannot be read"),
+        (("--image", "base"), 2, "CAMERA=FILE"),
+        (("--image", "wrist={0}"), 2, "given twice"),
+        (("--image", "left={0}"), 1, "unknown camera 'left'"),
+        (("--state", "1,two"), 2, "give numbers"),
+        (("--state", "1,2"), 1, "8 numbers"),
+        (("--instruction", " "), 1, "say in words"),
+        (("--steps", "0"), 1, "num_steps"),
+        (("--dtype", "int8"), 1, "params_dtype"),
+        (("--device", "tpu"), 1, "tpu"),
+        (("--checkpoint", "/nowhere"), 1, "config.json cannot be read"),
+        (("--policy", "/nowhere.yaml"), 1, "/nowhere.yaml"),
+        (("--inputs", "x.safetensors", "--out", "y"), 2, "leave out"),
+        (("--trace",), 2, "--trace goes with"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_message(photographs, capsys, words, message):
-    status, _, err = phyai(capsys, *observe(photographs, *(w.format(*photographs) for w in words)))
-    assert status == 1
+def test_what_is_wrong_is_said_in_one_message(photographs, capsys, words, status, message):
+    got, _, err = phyai(capsys, *observe(photographs, *(w.format(*photographs) for w in words)))
+    assert got == status
     assert message in err
     assert "Traceback" not in err
 
 
-def test_an_incomplete_observation_says_what_to_give(capsys):
-    status, _, err = phyai(capsys, "run", "pi05", "--checkpoint", TINY, "--instruction", "go")
-    assert status == 1
+@pytest.mark.parametrize("given", [(), ("--instruction", "go")])
+def test_an_incomplete_observation_says_what_to_give(capsys, given):
+    status, _, err = phyai(capsys, "run", "pi05", "--checkpoint", TINY, *given)
+    assert status == 2
     assert "--image CAMERA=FILE" in err
 
 

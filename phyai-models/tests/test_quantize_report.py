@@ -181,5 +181,34 @@ def test_a_pi_checkpoint_is_measured_by_its_answers(tmp_path, capsys):
 
 
 def test_a_report_of_an_unknown_kind_is_refused_before_the_work(tmp_path, capsys):
-    assert main(["quantize", str(tmp_path), "--policy", "p.yaml", "--out", "o", "--report", "r.txt"]) == 1
+    assert main(["quantize", str(tmp_path), "--policy", "p.yaml", "--out", "o", "--report", "r.txt"]) == 2
     assert "must end in .json, .html or .png" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("dtype", "report", "out", "words"),
+    [
+        (
+            {"dtype": "int4", "group_size": 128},
+            "r.json",
+            "out",
+            "inputs are no multiple of the weight's group_size",
+        ),
+        ("int8", "no/r.json", "out", "r.json cannot be written: there is no folder"),
+        ("int8", "r.json", ".", "exists and is not overwritten"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_original_is_run(
+    tmp_path, capsys, monkeypatch, dtype, report, out, words
+):
+    def run(*_):
+        raise AssertionError("the original was run")
+
+    monkeypatch.setattr("phyai_models.quantized.report.Observer.of", run)
+    rule = {"match": {"glob": "*.expert.*_proj"}, "scheme": {"weight": dtype}}
+    (tmp_path / "p.yaml").write_text(json.dumps({"schema": "v1", "quantization": {"rules": [rule]}}))
+    source = copy_case("pi05_a", tmp_path / "source")
+    given = ("--policy", tmp_path / "p.yaml", "--out", tmp_path / out, "--report", tmp_path / report)
+    assert main(["quantize", str(source), *map(str, given)]) == 1
+    assert words in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.yaml", "source"]

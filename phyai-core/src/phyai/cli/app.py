@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from phyai.cli.command import Context, Exit
+from phyai.cli.command import Context, Exit, UsageError
 from phyai.cli.parsing import EXIT_STATUSES, parser_of
 from phyai.cli.registry import BUILT_IN, commands
 from phyai.errors import PhyAIError
@@ -63,7 +63,7 @@ def _guarded(arguments: list[str], context: Context) -> int:
         return Exit.INTERRUPTED
     except PhyAIError as error:
         _report(context, error, str(error))
-        return Exit.REFUSED
+        return Exit.USAGE if isinstance(error, UsageError) else Exit.REFUSED
     except ModuleNotFoundError as error:
         _report(context, error, f"{error}; the command needs it: pip install {error.name}")
         return Exit.REFUSED

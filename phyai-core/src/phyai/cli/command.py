@@ -13,7 +13,8 @@ A sub-command is a module that imports nothing heavy at its top::
     def main(args: argparse.Namespace, context: Context) -> int: ...
 
 ``--json`` and ``--debug`` are added to every one. A :class:`phyai.errors.PhyAIError` that ``main`` raises becomes one
-clean message and exit status 1. Distributions contribute sub-commands with the hook ``phyai_commands``.
+clean message and exit status 1; a :class:`UsageError` becomes exit status 2. Distributions contribute sub-commands with
+the hook ``phyai_commands``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 import attrs
+
+from phyai.errors import PhyAIError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -46,6 +49,10 @@ class Exit(enum.IntEnum):
     INTERNAL = 3  #: a defect of PhyAI or of a plug-in
     INTERRUPTED = 130  #: Ctrl-C
     BROKEN_PIPE = 141  #: whoever read the output stopped reading
+
+
+class UsageError(PhyAIError):
+    """The arguments of a command do not go together, or one is missing; the message says what to give."""
 
 
 @attrs.define(slots=False)

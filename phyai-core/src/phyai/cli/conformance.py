@@ -9,8 +9,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from phyai.cli.command import Context, Exit
-from phyai.errors import PhyAIError
+from phyai.cli.command import Context, Exit, UsageError
 
 if TYPE_CHECKING:
     from phyai.testing.report import Report, SubjectReport
@@ -77,7 +76,7 @@ def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise PhyAIError(f"--call takes JSON, as a failure prints it: {error}") from None
+        raise UsageError(f"--call takes JSON, as a failure prints it: {error}") from None
 
 
 def _show(report: Report, strict: bool, context: Context) -> None:

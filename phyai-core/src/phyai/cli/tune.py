@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phyai.cli.command import Context, Exit
+from phyai.cli.command import Context, Exit, UsageError
 from phyai.errors import PhyAIError
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def main(args: argparse.Namespace, context: Context) -> int:
     if args.diff:
         return _diff(args, context)
     if args.model is None and not args.op and not args.show and not args.write:
-        raise PhyAIError("give a MODEL with --checkpoint, or --op OP; or --show, --diff A B, --write FILE")
+        raise UsageError("give a MODEL with --checkpoint, or --op OP; or --show, --diff A B, --write FILE")
     if args.repeat < 1:
-        raise PhyAIError(f"--repeat {args.repeat}: at least 1")
+        raise UsageError(f"--repeat {args.repeat}: at least 1")
     store = _store(args, context)
     policy = context.policy(args.policy)
     outcomes: list[Outcome] = []
@@ -106,7 +106,7 @@ def _ops(args: argparse.Namespace, context: Context, policy: Policy, store: Stor
     from phyai.tune import Isolated, op_tasks, tune
 
     if args.checkpoint or args.dtype or args.html:
-        raise PhyAIError("--checkpoint, --dtype and --html go with a MODEL")
+        raise UsageError("--checkpoint, --dtype and --html go with a MODEL")
     if find_spec("torch") is None:
         raise PhyAIError("measuring runs kernels, and torch is not installed: pip install 'torch>=2.9'")
     environment = context.environment(args.device)
@@ -129,9 +129,9 @@ def _model(args: argparse.Namespace, context: Context, policy: Policy, store: St
     from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig
 
     if args.op:
-        raise PhyAIError("give a MODEL or --op, not both")
+        raise UsageError("give a MODEL or --op, not both")
     if not args.checkpoint:
-        raise PhyAIError(f"tuning {args.model} needs --checkpoint DIR")
+        raise UsageError(f"tuning {args.model} needs --checkpoint DIR")
     plugin = context.catalog.model(args.model)
     engine_args = EngineArgs(
         plugin.name,

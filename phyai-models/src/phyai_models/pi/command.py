@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phyai.cli.command import Context, Exit
+from phyai.cli.command import Context, Exit, UsageError
 from phyai.errors import CheckpointError, InputError
 from phyai.files.replacing import replacing
 
@@ -77,13 +77,13 @@ def run(family: str, args: argparse.Namespace, context: Context) -> int:
 def _check_usage(args: argparse.Namespace) -> None:
     observation = [name for name in ("image", "instruction", "state") if getattr(args, name) not in (None, [])]
     if args.inputs and observation:
-        raise InputError(f"--inputs brings everything; leave out --{', --'.join(observation)}")
+        raise UsageError(f"--inputs brings everything; leave out --{', --'.join(observation)}")
     if not args.inputs and len(observation) < 3:
-        raise InputError("give --inputs FILE, or all of --image CAMERA=FILE, --instruction and --state")
+        raise UsageError("give --inputs FILE, or all of --image CAMERA=FILE, --instruction and --state")
     if args.trace and not (args.inputs and args.out):
-        raise InputError("--trace goes with --inputs and --out: it writes what every stage computed")
+        raise UsageError("--trace goes with --inputs and --out: it writes what every stage computed")
     if args.inputs and not args.out:
-        raise InputError("--inputs goes with --out FILE: where the actions are written")
+        raise UsageError("--inputs goes with --out FILE: where the actions are written")
     if args.out and not Path(args.out).parent.is_dir():
         raise InputError(f"--out {args.out} cannot be written: there is no folder {Path(args.out).parent}")
 
@@ -107,14 +107,14 @@ def _run_observation(args: argparse.Namespace, engine: Engine) -> dict[str, torc
     try:
         state = [float(number) for number in args.state.replace(",", " ").split()]
     except ValueError as error:
-        raise InputError(f"--state {args.state!r}: give numbers, separated by commas") from error
+        raise UsageError(f"--state {args.state!r}: give numbers, separated by commas") from error
     images: dict[str, Any] = {}
     for item in args.image:
         camera, _, path = item.partition("=")
         if not camera or not path:
-            raise InputError(f"--image {item!r}: give CAMERA=FILE")
+            raise UsageError(f"--image {item!r}: give CAMERA=FILE")
         if camera in images:
-            raise InputError(f"--image: camera {camera} is given twice")
+            raise UsageError(f"--image: camera {camera} is given twice")
         images[camera] = _read_image(Path(path))
     chunk = engine.step(Observation(images, args.instruction, state))
     return {"actions": chunk.actions}

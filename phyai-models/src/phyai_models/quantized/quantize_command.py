@@ -9,7 +9,7 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-from phyai.cli.command import Context, Exit
+from phyai.cli.command import Context, Exit, UsageError
 from phyai.errors import InputError, PhyAIError
 
 EXAMPLES = """
@@ -41,14 +41,18 @@ def main(args: argparse.Namespace, context: Context) -> int:
 
 
 def _run(args: argparse.Namespace, context: Context) -> int:
-    from phyai_models.quantized.writing import write_quantized
+    from phyai_models.quantized.writing import plan_writing, write_quantized
 
     wrong = [name for name in args.report if name != "-" and Path(name).suffix not in (".json", ".html", ".png")]
     if wrong:
-        raise InputError(f"--report {wrong[0]}: the file's name must end in .json, .html or .png")
+        raise UsageError(f"--report {wrong[0]}: the file's name must end in .json, .html or .png")
     if any(Path(name).suffix == ".png" for name in args.report) and find_spec("matplotlib") is None:
-        raise PhyAIError("a picture needs matplotlib: pip install 'phyai-models[demo]'")  # before hours of measuring
+        raise PhyAIError("a picture needs matplotlib: pip install 'phyai-models[demo]'")
+    for name in args.report:
+        if not Path(name).parent.is_dir():
+            raise InputError(f"--report {name} cannot be written: there is no folder {Path(name).parent}")
     policy = context.policy(args.policy)
+    plan_writing(args.checkpoint, policy, args.out, context.catalog)  # refuses before hours of measuring
     observer = None
     if args.report:
         from phyai_models.quantized.report import Observer

@@ -76,11 +76,8 @@ def write_quantized(
         QuantPolicyError: the section is refused.
     """
     source, out = Path(checkpoint_dir), Path(out)
-    catalog = catalog or discover()
     plan = plan_from_policy(policy.quantization)
-    if out.exists():
-        raise CheckpointError(f"{out} exists and is not overwritten; give a new folder, or remove it first")
-    chosen, kept = choose(source, plan, catalog)
+    chosen, kept = plan_writing(source, policy, out, catalog or discover())
     checkpoint = Checkpoint.open(source)
     partial = free_name(out)
     try:
@@ -105,6 +102,19 @@ class Chosen:
     path: str
     scheme: QuantScheme
     shape: tuple[int, int]
+
+
+def plan_writing(
+    checkpoint_dir: str | Path, policy: Policy, out: str | Path, catalog: Catalog
+) -> tuple[dict[str, Chosen], tuple[str, ...]]:
+    """What :func:`write_quantized` will do, from headers alone: the layers to quantize, by name, and those kept.
+
+    Raises:
+        CheckpointError, QuantPolicyError: see :func:`write_quantized`; all but values that are not finite.
+    """
+    if Path(out).exists():
+        raise CheckpointError(f"{out} exists and is not overwritten; give a new folder, or remove it first")
+    return choose(Path(checkpoint_dir), plan_from_policy(policy.quantization), catalog)
 
 
 def choose(source: Path, plan: QuantPlan, catalog: Catalog) -> tuple[dict[str, Chosen], tuple[str, ...]]:
