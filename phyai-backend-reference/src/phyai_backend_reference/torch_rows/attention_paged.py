@@ -68,8 +68,11 @@ def _slabs(backend: sdpa.Backend, facts: Facts) -> Prepared:
         if len(state) == 1 and state[0].requests * state[0].queries == len(q):
             return give(serve(q, k_cache, v_cache, state[0]), q.dtype, out)
         o = torch.empty_like(q) if out is None else out
+        end = 0
         for batch in state:
-            o[batch.first_row : batch.first_row + batch.requests * batch.queries] = serve(q, k_cache, v_cache, batch)
+            rows = slice(batch.first_row, end := batch.first_row + batch.requests * batch.queries)
+            o[rows] = serve(q, k_cache, v_cache, batch)
+        o[end:].zero_()  # rows of no request
         return o
 
     return Prepared(run, plan=plan, plan_key="torch.attention_paged.slabs")
@@ -94,9 +97,11 @@ def prepare_varlen(
         state: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         assert state is not None, "attention_paged runs with the state that plan(metadata) returned"
-        page_size, lengths = k_cache.shape[1], state["last_page_len"]
-        starts = torch.nn.functional.pad(state["kv_indices"][: len(lengths)] * page_size, (0, 1))
+        page_size, pad = k_cache.shape[1], torch.nn.functional.pad
+        # rows of no request are one more, without keys: its results are the zeros that the op asks for
+        rows, lengths = pad(state["cu_seqlens_q"], (0, 1), value=len(q)), pad(state["last_page_len"], (0, 1))
+        starts = pad(state["kv_indices"][: len(lengths) - 1] * page_size, (0, 2))
         k, v = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
-        return give(attend(q, k, v, state["cu_seqlens_q"], starts, page_size, lengths), q.dtype, out)
+        return give(attend(q, k, v, rows, starts, page_size, lengths), q.dtype, out)
 
     return Prepared(run, plan=dict, plan_key="torch.attention_paged.varlen")

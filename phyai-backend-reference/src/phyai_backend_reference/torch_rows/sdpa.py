@@ -105,7 +105,8 @@ def _rows(t: torch.Tensor) -> torch.Tensor:
 def varlen(facts: Facts) -> Callable[..., torch.Tensor]:
     """``attend(q, k, v, cu_q, cu_k, max_k, used_k)`` on ``[tokens, heads, head_dim]``: variable-length flash attention.
 
-    With ``used_k`` sequence r has the keys from ``cu_k[r]``, so many.
+    With ``used_k`` sequence r has the keys from ``cu_k[r]``, so many. The kernel reads boundaries and lengths as they
+    lie in memory, so strided ones are copied.
     """
     causal, window = attribute(facts, "causal", False), attribute(facts, "window", None)
     scale = attribute(facts, "scale", None)
@@ -123,8 +124,9 @@ def varlen(facts: Facts) -> Callable[..., torch.Tensor]:
         if not q.numel() or not k.numel():
             return torch.zeros_like(q)
         return aten._flash_attention_forward(
-            _rows(q), _rows(k), _rows(v), cu_q, cu_k, len(q), max_k, 0.0, causal, False,
-            scale=scale, window_size_left=left, window_size_right=right, seqused_k=used_k,
+            _rows(q), _rows(k), _rows(v), cu_q.contiguous(), cu_k.contiguous(), len(q), max_k, 0.0, causal, False,
+            scale=scale, window_size_left=left, window_size_right=right,
+            seqused_k=None if used_k is None else used_k.contiguous(),
         )[0]  # fmt: skip
 
     return attend

@@ -1,0 +1,90 @@
+"""torch's variable-length attention, which only a GPU has, by a stand-in that takes what the kernel takes; and rows of
+q that belong to no request."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from phyai.synthesize import synthesize
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from harness import KERNELS, OPS, assert_close, compute, exact, oracle, prepare, run
+from phyai_backend_reference.torch_rows import sdpa
+
+
+def flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, *_: Any, scale: Any,
+    window_size_left: int, window_size_right: int, seqused_k: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Attention without masks, refusing what FlashAttention-2's binding refuses; rows that no sequence has are left."""
+    for name, tensor in {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "seqused_k": seqused_k}.items():
+        if tensor is not None and not (tensor.is_contiguous() and tensor.dtype == torch.int32):
+            raise RuntimeError(f"{name} must be contiguous")
+    if len(cu_q) != len(cu_k) or (seqused_k is not None and len(seqused_k) != len(cu_q) - 1):
+        raise RuntimeError("cu_seqlens must have batch + 1 elements, seqused_k batch")
+    o = torch.full_like(q, float("nan"))
+    for b in range(len(cu_q) - 1):
+        own, start = slice(int(cu_q[b]), int(cu_q[b + 1])), int(cu_k[b])
+        keys = slice(start, int(cu_k[b + 1]) if seqused_k is None else start + int(seqused_k[b]))
+        heads = (t.double().transpose(0, 1)[None] for t in (q[own], k[keys], v[keys]))
+        o[own] = torch.nn.functional.scaled_dot_product_attention(*heads, enable_gqa=True, scale=scale)[0].transpose(
+            0, 1
+        )
+    return (o,)
+
+
+class Aten:
+    """torch's own operators, but for that one."""
+
+    _flash_attention_forward = staticmethod(flash)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.ops.aten, name)
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdpa, "aten", Aten())
+
+
+def strided(t: torch.Tensor) -> torch.Tensor:
+    return t.unsqueeze(-1).repeat_interleave(2, -1)[..., 0]
+
+
+@pytest.mark.parametrize("change", [lambda t: t, strided], ids=["contiguous", "strided"])
+@pytest.mark.parametrize(
+    ("id", "name"),
+    [("torch.attention.varlen", "small.ragged"), ("torch.attention_paged.varlen", "small.slab")],
+)
+def test_boundaries_and_lengths_may_lie_anyhow(id: str, name: str, change: Any) -> None:
+    op = OPS[KERNELS[id].op]
+    spec = next(spec for spec in op.arg_specs if spec.name == name)
+    spec = attrs.evolve(spec, attrs={n: v for n, v in spec.attrs.items() if n not in ("causal", "window")})
+    plain = synthesize(op, spec)
+    inputs = {n: None if t is None else change(t) for n, t in plain.inputs.items()}
+    call = attrs.evolve(plain, inputs=inputs, metadata={n: change(t) for n, t in plain.metadata.items()})
+    assert_close(call, compute(KERNELS[id], call), exact(op, spec, None), id)
+
+
+@pytest.mark.parametrize(
+    "id",
+    ["reference.attention_paged", *(f"torch.attention_paged.{v}" for v in ("sdpa_flash", "sdpa_math", "varlen"))],
+)
+@pytest.mark.parametrize("served", [0, 1, 7], ids=lambda count: f"{count} rows served")
+def test_rows_of_no_request_are_zero(id: str, served: int) -> None:
+    import oracles
+
+    op = OPS["attention_paged"]
+    call = synthesize(op, next(spec for spec in op.arg_specs if spec.name == "small.slab"))
+    ends = [0, served // 2, served]
+    call.metadata["cu_seqlens_q"].copy_(torch.tensor(ends))
+    out = torch.full_like(call.inputs["q"], float("nan"))
+    got = run(prepare(KERNELS[id], call), call, out)
+    assert_close(call, got, oracle(oracles.attention_paged, call), id)
+    assert not got[0][served:].any()
