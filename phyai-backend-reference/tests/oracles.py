@@ -57,6 +57,11 @@ def layer_norm(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> list[np.nd
     return [_affine(_standard(x["x"], a["eps"]), w, (-1,))]
 
 
+def layer_norm_add(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> list[np.ndarray]:
+    residual = x["residual"] + x["x"]
+    return [_affine(_standard(residual, a["eps"]), w, (-1,)), residual]
+
+
 def group_norm(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> list[np.ndarray]:
     b = len(x["x"])
     y = _standard(x["x"].reshape(b, a["groups"], -1), a["eps"]).reshape(x["x"].shape)
@@ -84,6 +89,11 @@ def activation(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> list[np.nd
 def gated_activation(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> list[np.ndarray]:
     half = x["x"].shape[-1] // 2
     return [_activate(x["x"][..., :half], a["activation"]) * x["x"][..., half:]]
+
+
+def mlp(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> list[np.ndarray]:
+    (hidden,) = gemm(x, {"weight": w["fc1"], "bias": w.get("fc1_bias")}, m, a)
+    return gemm({"x": _activate(hidden, a["activation"])}, {"weight": w["fc2"], "bias": w.get("fc2_bias")}, m, a)
 
 
 def gated_residual(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> list[np.ndarray]:

@@ -21,7 +21,7 @@ from phyai.synthesize import SynthesizedCall, synthesize
 sys.path.insert(0, str(Path(__file__).parent))
 
 from harness import OPS, assert_close, oracle
-from oracles import gated_activation, gemm, kv_write, rope
+from oracles import gated_activation, gemm, kv_write, layer_norm_add, mlp, rope
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,35 @@ def test_a_gated_mlp_is_its_parts(catalog: Catalog, name: str) -> None:
     out = torch.full(want[0].shape, 99.0, dtype=call.inputs["x"].dtype)
     assert site.run(*call.inputs.values(), out=out) is out
     assert_close(call, [out], want, name)
+
+
+@pytest.mark.parametrize("given_out", [False, True])
+@pytest.mark.parametrize("name", ["small.odd", "small.plain", "small.fc1_bias", "small.fp32", "small.fp64"])
+def test_an_mlp_is_its_parts(catalog: Catalog, name: str, given_out: bool) -> None:
+    call = small("mlp", name)
+    site, want = bind(dispatcher(catalog), call), oracle(mlp, call)
+    out = torch.full(want[0].shape, 99.0, dtype=call.inputs["x"].dtype) if given_out else None
+    y = site.run(*call.inputs.values(), out=out)
+    assert out is None or y is out
+    assert_close(call, [y], want, name)
+
+
+@pytest.mark.parametrize("given_out", [False, True])
+@pytest.mark.parametrize("name", ["small.odd", "small.plain", "small.weight", "small.fp32weight", "small.fp64"])
+def test_a_layer_norm_behind_an_addition_is_its_part(catalog: Catalog, name: str, given_out: bool) -> None:
+    call = small("layer_norm_add", name)
+    site, want = bind(dispatcher(catalog), call), oracle(layer_norm_add, call)
+    out = torch.full(want[0].shape, 99.0, dtype=call.inputs["x"].dtype) if given_out else None
+    y = site.run(*call.inputs.values(), out=out)
+    assert out is None or y is out
+    assert_close(call, [y, call.inputs["residual"]], want, name)
+
+
+def test_sums_before_a_layer_norm_are_exact_in_half_precision() -> None:
+    for dtype in ("bf16", "fp16"):
+        x, residual = small("layer_norm_add", "small.plain", dtype).inputs.values()
+        assert torch.equal((x + residual).double(), x.double() + residual.double())
+        assert x.unique().numel() > 20
 
 
 @pytest.mark.parametrize("given_out", [False, True])

@@ -34,7 +34,9 @@ from harness import (
 DTYPES = (None, "bf16", "fp16", "fp32", "fp64")
 #: Kernels that a CPU has, in the order in which they are declared.
 ON_CPU = [
-    kernel for kernel in TORCH if not kernel.id.endswith(("cudnn", "efficient", "varlen", "fp8_tensor", "fp8_channel"))
+    kernel
+    for kernel in TORCH
+    if not kernel.id.endswith(("cudnn", "efficient", "varlen", "fp8_tensor", "fp8_channel", "addmm_activation"))
 ]
 #: Every kernel with every small call; (kernel, spec, dtype) is eligible or not.
 ALL = [
@@ -105,7 +107,6 @@ REFUSED = [
     ("torch.gemm.bf16", _spec("gemm", "small.odd", dtypes={"x": "bf16", "weight": "bf16", "y": "fp32"})),
     ("torch.kv_write", _spec("kv_write", "small.paged", dtypes={"k": "fp32", "v": "fp32", "k_cache": "bf16"})),
     ("torch.embedding", _spec("embedding", "small.shard")),
-    ("torch.embedding", _spec("embedding", "small.scale")),
     ("torch.attention.flash", _spec("attention", "small.soft_cap")),
     ("torch.attention.math", _spec("attention", "small.soft_cap")),
     ("torch.attention.flash", _spec("attention", "small.ragged")),

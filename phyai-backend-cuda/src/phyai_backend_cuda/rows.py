@@ -67,6 +67,8 @@ KERNELS: tuple[Kernel, ...] = (
          "norms:prepare_ada_rms_norm", doc="norm, scale, shift and gate in one pass"),
     _row("cuda.layer_norm", {"shape.D": ROW_LIMIT, **_same(("x", "y"), ("weight", "bias"))},
          "norms:prepare_layer_norm", doc="one pass"),
+    _row("cuda.layer_norm_add", {"shape.D": ROW_LIMIT, **_same(("x", "residual", "y"), ("weight", "bias"))},
+         "norms:prepare_layer_norm_add", doc="one pass over both"),
     _row("cuda.gated_residual", {"shape.D": ROW_LIMIT, **_same(("residual", "x", "gate", "y"))},
          "elementwise:prepare_gated_residual", doc="one pass"),
     _row("cuda.gated_activation", {"attrs.activation": ["silu", "gelu", "gelu_tanh"], **_same(("x", "y"))},

@@ -22,8 +22,8 @@ from phyai_backend_cuda.triton_rows.common import contiguous, in_place, output, 
 
 @triton.jit
 def _skinny(
-    x, w, bias, y, parts, counters, x_step, y_step, M, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr,
+    x, w, bias, y, parts, counters, x_step, y_step, M, N: tl.constexpr, K: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     tile, split = tl.program_id(0), tl.program_id(1)
     m, n, k = tl.arange(0, BM), tile * BN + tl.arange(0, BN), tl.arange(0, BK)

@@ -1,4 +1,4 @@
-"""Normalizations, one program to a row: ``rms_norm``, ``rms_norm_add``, ``ada_rms_norm``, ``layer_norm``."""
+"""Normalizations, one program to a row: ``rms_norm``, ``ada_rms_norm``, ``layer_norm``, and those with an addition."""
 
 # ruff: noqa: ANN001, ANN202 - arguments of Triton functions are pointers and numbers
 

@@ -108,6 +108,14 @@ _HALF_WITH_FP32: Mapping[str, Any] = {
 }
 _AFFINE: Mapping[str, Any] = {"any_of": [one_dtype(("x", "y"), ("weight", "bias")), _HALF_WITH_FP32]}
 
+#: cuBLASLt's epilogue is the function with tanh; what torch does elsewhere is the one with erf.
+_MLP: Mapping[str, Any] = {
+    "device.type": "cuda",
+    "device.vendor": "nvidia",
+    "attrs.activation": "gelu_tanh",
+    **one_dtype(("x", "fc1", "fc1_bias", "fc2", "y"), ("fc2_bias",), ("bf16", "fp16")),
+}
+
 KERNELS: tuple[Kernel, ...] = (
     *(_gemm(dtype) for dtype in ("bf16", "fp16", "fp32", "fp64")),
     _fp8("tensor", ("bf16", "fp16"), [("tensor", "tensor")], "torch._scaled_mm with one scale for each side"),
@@ -155,11 +163,18 @@ KERNELS: tuple[Kernel, ...] = (
         doc="torch's grouped convolution over the state and the input",
     ),
     row(
+        "torch.mlp.addmm_activation",
+        _MLP,
+        "mlp:prepare",
+        capture=Capture.AFTER_WARMUP,
+        doc="bias and activation in the first product's epilogue; torch's call for that is a private one",
+    ),
+    row(
         "torch.embedding",
-        {**one_dtype(("weight", "y")), "attrs.start": None, "attrs.end": None, "attrs.scale": None},
+        {**one_dtype(("weight", "y")), "attrs.start": None, "attrs.end": None},
         "embedding:prepare",
         batch_invariant=True,
-        doc="torch.nn.functional.embedding",
+        doc="torch.nn.functional.embedding, then torch.mul where there is a factor",
     ),
     row(
         "torch.gated_residual",

@@ -10,13 +10,16 @@ import torch.nn.functional as F
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_reference.numerics import give, in_place
+from phyai_backend_reference.numerics import attribute, give, in_place
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    weight = weights["weight"]
+    weight, scale = weights["weight"], attribute(facts, "scale", None)
 
     def run(ids: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        return give(F.embedding(ids, weight), weight.dtype, out)
+        rows = F.embedding(ids, weight)
+        if scale is None:
+            return give(rows, weight.dtype, out)
+        return torch.mul(rows, scale, out=rows if out is None else out)
 
     return Prepared(run, refresh=in_place(weights))

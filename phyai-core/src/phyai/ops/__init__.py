@@ -1,7 +1,7 @@
 """The core's ops: one folder per op, with its ``signature`` and the ``arg_specs`` that real models call it with.
 
 >>> sorted(op.name for op in CORE_OPS if op.composite)
-['gated_mlp', 'qkv_rope_kv_write']
+['gated_mlp', 'layer_norm_add', 'mlp', 'qkv_rope_kv_write']
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from phyai.ops import (
     group_norm,
     kv_write,
     layer_norm,
+    layer_norm_add,
+    mlp,
     modulation,
     qkv_rope_kv_write,
     quantize_activation,
@@ -43,6 +45,7 @@ CORE_OPS: tuple[Op, ...] = (
     rms_norm_add.OP,
     ada_rms_norm.OP,
     layer_norm.OP,
+    layer_norm_add.OP,
     group_norm.OP,
     channel_l2_norm.OP,
     activation.OP,
@@ -56,6 +59,7 @@ CORE_OPS: tuple[Op, ...] = (
     modulation.OP,
     gated_residual.OP,
     quantize_activation.OP,
+    mlp.OP,
     gated_mlp.OP,
     qkv_rope_kv_write.OP,
     expert_steps.OP,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from phyai.facts import FactValue
 
 from phyai_models.layers.base import Layer
-from phyai_models.layers.linear import Linear, LinearParameters, LinearWeights, Matmul, Shard, same_form
+from phyai_models.layers.linear import LinearParameters, LinearWeights, Matmul, Shard, same_form
 from phyai_models.layers.scope import Scope
 from phyai_models.weights import TensorSpec, WeightSource
 
@@ -35,15 +36,47 @@ class Activation(Layer):
 
 
 class MLP(Layer):
-    """``fc2(activation(fc1(x)))``."""
+    """``fc2(activation(fc1(x)))``, both with a bias."""
 
-    def __init__(self, scope: Scope, width: int, hidden: int, activation: str, *, bias: bool = True) -> None:
-        self.fc1 = Linear(scope.at("fc1"), width, hidden, bias=bias)
-        self.activation = Activation(scope.at("activation"), activation, hidden)
-        self.fc2 = Linear(scope.at("fc2"), hidden, width, bias=bias)
+    def __init__(self, scope: Scope, width: int, hidden: int, activation: str) -> None:
+        self.scope = scope
+        self.attrs = {"activation": activation}
+        self.fc1 = LinearParameters(scope.at("fc1"), width, [Shard.of(scope, "fc1", hidden)], bias=True)
+        self.fc2 = LinearParameters(scope.at("fc2"), hidden, [Shard.of(scope, "fc2", width)], bias=True)
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        yield from self.fc1.tensors()
+        yield from self.fc2.tensors()
+
+    def read(self, source: WeightSource) -> tuple[LinearWeights, LinearWeights]:
+        (fc1,), (fc2,) = self.fc1.load(source), self.fc2.load(source)  # a matrix of one shard stays one
+        return fc1, fc2
+
+    def load(self, source: WeightSource) -> None:
+        fc1, fc2 = self.read(source)
+        self.forms = _forms([fc1], [fc2])
+        self.site = self.scope.bind(
+            "mlp",
+            weights=_bound(fc1, fc2),
+            attrs=self.attrs,
+            facts={**fc1.facts_of("fc1"), **fc2.facts_of("fc2")},
+            dtypes={"x": self.scope.dtype, "y": self.scope.dtype},
+            layouts={**fc1.layouts("fc1"), **fc2.layouts("fc2")},
+        )
+
+    def refresh(self, source: WeightSource) -> None:
+        fc1, fc2 = self.read(source)
+        same_form(self.forms, _forms([fc1], [fc2]), self.site.name)
+        self.site.refresh(_bound(fc1, fc2))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc2(self.activation(self.fc1(x)))
+        y: torch.Tensor = self.site.run(x)
+        return y
+
+
+def _bound(fc1: LinearWeights, fc2: LinearWeights) -> dict[str, Any]:
+    """The weights of a call of ``mlp``."""
+    return {"fc1": fc1.weight, "fc1_bias": fc1.bias, "fc2": fc2.weight, "fc2_bias": fc2.bias}
 
 
 class GatedMLP(Layer):

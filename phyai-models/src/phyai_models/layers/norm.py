@@ -73,12 +73,16 @@ class AdaRMSNorm(Layer):
 
 
 class LayerNorm(Layer):
-    """Layer normalization with weight and bias over the last dimension."""
+    """Layer normalization with weight and bias over the last dimension.
 
-    def __init__(self, scope: Scope, width: int, eps: float) -> None:
+    With ``add`` it is called with ``x`` and a ``residual``: it adds ``x`` to that, in place, and normalizes the sum.
+    """
+
+    def __init__(self, scope: Scope, width: int, eps: float, *, add: bool = False) -> None:
         self.scope = scope
         self.width = width
         self.eps = eps
+        self.add = add
 
     def tensors(self) -> Iterator[TensorSpec]:
         for name in ("weight", "bias"):
@@ -95,9 +99,10 @@ class LayerNorm(Layer):
         self.norm.refresh(self.read(source))
 
     def load(self, source: WeightSource) -> None:
-        dtypes = {"x": self.scope.dtype, "weight": self.scope.norm_dtype, "bias": self.scope.norm_dtype}
-        self.norm = self.scope.bind("layer_norm", weights=self.read(source), attrs={"eps": self.eps}, dtypes=dtypes)
+        dtypes = dict.fromkeys(("x", "residual") if self.add else ("x",), self.scope.dtype)
+        op = "layer_norm_add" if self.add else "layer_norm"
+        self.norm = self.scope.bind(op, weights=self.read(source), attrs={"eps": self.eps}, dtypes=dtypes)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.norm.run(x)
+    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm.run(*tensors)
         return y

@@ -9,18 +9,24 @@ from phyai_models.pi.config import SiglipConfig
 
 
 class SiglipLayer(Layer):
-    """Pre-norm transformer layer: ``x += attention(norm(x)); x += mlp(norm(x))``."""
+    """Pre-norm transformer layer: ``x += attention(norm(x)); x += mlp(norm(x))``.
 
-    def __init__(self, scope: Scope, config: SiglipConfig) -> None:
+    The residual stream and what was last computed travel separately, so that each addition happens inside
+    the normalization that reads its result. The ``first`` layer has nothing to add yet.
+    """
+
+    def __init__(self, scope: Scope, config: SiglipConfig, *, first: bool) -> None:
         width, eps = config.hidden_size, config.layer_norm_eps
-        self.layer_norm1 = LayerNorm(scope.at("layer_norm1"), width, eps)
+        self.layer_norm1 = LayerNorm(scope.at("layer_norm1"), width, eps, add=not first)
         self.self_attn = SelfAttention(scope.at("self_attn"), width, config.num_attention_heads)
-        self.layer_norm2 = LayerNorm(scope.at("layer_norm2"), width, eps)
+        self.layer_norm2 = LayerNorm(scope.at("layer_norm2"), width, eps, add=True)
         self.mlp = MLP(scope.at("mlp"), width, config.intermediate_size, "gelu_tanh")
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.self_attn(self.layer_norm1(x))
-        return x + self.mlp(self.layer_norm2(x))
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        normed = self.layer_norm1(x) if residual is None else self.layer_norm1(x, residual)
+        residual = x if residual is None else residual
+        attended = self.self_attn(normed)
+        return self.mlp(self.layer_norm2(attended, residual)), residual
 
 
 class Siglip(Layer):
@@ -29,12 +35,13 @@ class Siglip(Layer):
     def __init__(self, tower: Scope, projector: Scope, config: SiglipConfig, projection: int) -> None:
         self.embeddings = PatchEmbedding(tower.at("embeddings"), config.hidden_size, config.patch_size, config.patches)
         layers = tower.at("layers", "encoder.layers")
-        self.layers = [SiglipLayer(layers.at(str(i)), config) for i in range(config.num_hidden_layers)]
-        self.post_layernorm = LayerNorm(tower.at("post_layernorm"), config.hidden_size, config.layer_norm_eps)
+        count, width, eps = config.num_hidden_layers, config.hidden_size, config.layer_norm_eps
+        self.layers = [SiglipLayer(layers.at(str(i)), config, first=i == 0) for i in range(count)]
+        self.post_layernorm = LayerNorm(tower.at("post_layernorm"), width, eps, add=True)
         self.projector = Linear(projector, config.hidden_size, projection, bias=True)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        x = self.embeddings(images)
+        x, residual = self.embeddings(images), None
         for layer in self.layers:
-            x = layer(x)
-        return self.projector(self.post_layernorm(x))
+            x, residual = layer(x, residual)
+        return self.projector(self.post_layernorm(x, residual))

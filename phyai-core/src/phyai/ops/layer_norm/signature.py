@@ -19,6 +19,7 @@ from phyai.op import Attr, Dim, Op, Tensor
 from phyai.ops.layer_norm.arg_specs import ARG_SPECS
 from phyai.ops.rms_norm.signature import HEADS
 
+EPS = Attr("eps", FactKind.NUMBER, 1e-5, "added to the variance")
 BIAS = FactSpec("attrs.bias", FactKind.FLAG, "a bias is given")
 
 
@@ -38,7 +39,7 @@ OP = Op(
         Tensor("y", ("...M", "D"), "output"),
     ),
     dims=(Dim("M", "rows", dynamic=True, minimum=0), Dim("D", "size that is normalized over")),
-    attributes=(Attr("eps", FactKind.NUMBER, 1e-5, "added to the variance"),),
+    attributes=(EPS,),
     extra_facts=(HEADS, BIAS),
     derive=derive,
     arg_specs=ARG_SPECS,

@@ -1,0 +1,5 @@
+"""A transformer's feed-forward block."""
+
+from phyai.ops.mlp.signature import OP
+
+__all__ = ["OP"]
