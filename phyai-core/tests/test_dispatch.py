@@ -314,6 +314,62 @@ def test_a_failing_prepare_is_part_of_the_decision_and_logged_once(caplog):
     assert decision.warnings
 
 
+def references():
+    """Two ops with reference kernels alone, on a device that another backend serves."""
+    return dispatcher(
+        *(kernel(id, band=Band.REFERENCE) for id in ("r.gemm", "r.act")), kernel("t.gemm", {"shape.K": "%128"})
+    )
+
+
+def act_site(made):
+    return made.bind("act", dtypes={"x": "bf16"}, dims={"D": 64})
+
+
+GEMM_LEFT, ACT_LEFT = (f"{op}: only r.{op} is left, although t serves this device" for op in ("gemm", "act"))
+
+
+def test_an_op_of_which_only_the_reference_is_left_is_told_once(caplog):
+    made = references()
+    for site in (gemm_site(made, "one"), gemm_site(made, "two"), act_site(made)):
+        site.run(x())
+    assert [r.getMessage() for r in caplog.records] == [GEMM_LEFT, ACT_LEFT]
+
+
+def test_told_together_they_are_one_line_and_what_is_new_another(caplog):
+    made = references()
+    with made.telling_together():
+        with made.telling_together():
+            gemm_site(made, "one").run(x())
+        act_site(made).run(x())
+        assert caplog.records == []
+    assert [r.getMessage() for r in caplog.records] == [
+        "only reference kernels are left for gemm, act, although t serves this device; `phyai explain --op OP` says why"
+    ]
+    caplog.clear()
+    with made.telling_together():
+        gemm_site(made, "two").run(x())
+        act_site(made).run(x())
+    assert caplog.records == []
+    made = references()
+    with made.telling_together():
+        act_site(made).run(x())
+    assert [r.getMessage() for r in caplog.records] == [ACT_LEFT]
+
+
+def test_told_together_other_warnings_are_told_at_once_and_all_of_them_where_the_block_raises(caplog):
+    made = references()
+    with pytest.raises(ZeroDivisionError), made.telling_together():  # noqa: PT012
+        gemm_site(made).run(x())
+        act_site(made).run(x())
+        raise ZeroDivisionError
+    assert len(caplog.records) == 1
+    caplog.clear()
+    made = dispatcher(failing("a.gemm", band=OPT), kernel("b.gemm"))
+    with made.telling_together():
+        gemm_site(made).run(x())
+        assert "a.gemm: prepare failed" in caplog.text
+
+
 def test_a_pinned_kernel_whose_prepare_fails_is_an_error():
     rules = [rule("p", {"op": "gemm"}, pin="a.gemm")]
     site = gemm_site(dispatcher(failing("a.gemm"), kernel("b.gemm"), rules=rules))

@@ -94,6 +94,12 @@ def test_one_observation_prints_actions_and_decisions(photographs, capsys):
     assert "50 × 7" in out
 
 
+def test_ops_that_only_the_reference_has_are_told_in_one_line(photographs, capsys):
+    status, _, err = phyai(capsys, *observe(photographs))
+    assert status == 0
+    assert err.count("WARNING") == err.count("only reference kernels are left for") <= 1
+
+
 def test_json_holds_the_same_and_a_seed_repeats_it(photographs, capsys):
     answers = [json.loads(phyai(capsys, *observe(photographs, "--json"))[1]) for _ in range(2)]
     assert answers[0]["actions"] == answers[1]["actions"]

@@ -106,8 +106,9 @@ class Decision:
     ``kernel`` is None only inside a :class:`phyai.errors.NoKernelError`, whose message is ``failure``.
     ``diagnosis`` puts into words what was found of every candidate, once somebody asks. ``matched`` are the rules
     that matched the call; ``decided_by`` is the layer whose say put the winner first. ``parts`` are the decisions
-    of a composite op's parts. ``layouts`` says, where that was part of the question, how quantized weights would lie
-    and why, by weight.
+    of a composite op's parts. ``only_reference`` is the one of the ``warnings`` that says that only a reference kernel
+    was left although a backend serves the device. ``layouts`` says, where that was part of the question, how quantized
+    weights would lie and why, by weight.
     """
 
     op: str
@@ -119,6 +120,7 @@ class Decision:
     matched: tuple[RuleRef, ...] = ()
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    only_reference: str | None = None
     parts: Mapping[str, Decision] = attrs.field(factory=dict)
     failure: str | None = None
     layouts: Mapping[str, LayoutChoice] = attrs.field(factory=dict, eq=False)

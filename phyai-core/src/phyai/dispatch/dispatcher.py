@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from phyai.calls import check_names
@@ -23,14 +23,13 @@ from phyai.dispatch.replacement import PolicyChange, replace
 from phyai.dispatch.report import Report, SiteReport
 from phyai.dispatch.resources import EngineResources
 from phyai.dispatch.site import Site
+from phyai.dispatch.told import Told
 from phyai.environment import Environment
 from phyai.errors import CallError, CaptureError, FrozenSiteError, PhyAIError
 from phyai.facts import Facts
 from phyai.kernel import Progress
 from phyai.policy import Layer, Policy
 from phyai.resolver import resolve
-
-_log = logging.getLogger("phyai.dispatch")
 
 
 class Watcher(Protocol):
@@ -91,7 +90,7 @@ class Dispatcher:
         self._is_capturing = is_capturing
         self._roots: list[Site] = []
         self._lock = threading.RLock()
-        self._said: set[str] = set()
+        self._told = Told(catalog, environment)
         self._excluded: dict[str, str] = {}
 
     @property
@@ -161,6 +160,10 @@ class Dispatcher:
             self._roots.append(site)
         return site
 
+    def telling_together(self) -> AbstractContextManager[None]:
+        """Within it, ops for which only reference kernels are left are logged in one line, at its end."""
+        return self._told.together()
+
     # Deciding
 
     def decide(self, site: Site, facts: Facts) -> Entry:
@@ -202,15 +205,9 @@ class Dispatcher:
         failed = {**self._excluded, **failed}
         parts = site.chained(policy)
         decision = resolve(facts, self.catalog, policy, self.environment, failed=failed, parts=parts)
-        for warning in decision.warnings:
-            self._say_once(warning)
+        self._told.tell(decision)
         self.catalog.observers.decision_made(decision)
         return node_of(site, decision, failed)
-
-    def _say_once(self, warning: str) -> None:
-        if warning not in self._said:
-            self._said.add(warning)
-            _log.warning("%s", warning)
 
     def node(self, site: Site, facts: Facts) -> Node:
         """What is decided for a call of ``site`` with ``facts``, remembered, with nothing prepared for it.

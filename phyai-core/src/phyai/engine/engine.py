@@ -55,8 +55,9 @@ class Engine:
                 f"plugin_args of {args.plugin!r} should be a {arguments.__module__}.{arguments.__qualname__}, "
                 f"and is a {type(args.plugin_args).__name__}"
             )
-        self.model = plugin.loader()(args.plugin_args, self.host)
-        self.dispatcher.compile_ahead()
+        with self.dispatcher.telling_together():
+            self.model = plugin.loader()(args.plugin_args, self.host)
+            self.dispatcher.compile_ahead()
         self._lock = threading.Lock()
         self._closed = False
         self._to_tune = self.host.dispatcher.policy.profile == "autotune"
@@ -76,7 +77,7 @@ class Engine:
             EngineError: the engine is closed.
             InputError: the request does not fit the model.
         """
-        with self._lock:
+        with self._lock, self.dispatcher.telling_together():
             if self._closed:
                 raise EngineError("this engine is closed; make a new one")
             if self._to_tune:
@@ -93,7 +94,7 @@ class Engine:
             EngineError: the engine is closed.
             TuneError: the tuning store cannot be read or written, or measuring does not work.
         """
-        with self._lock:
+        with self._lock, self.dispatcher.telling_together():
             if self._closed:
                 raise EngineError("this engine is closed; make a new one")
             if request is None:

@@ -93,16 +93,18 @@ def resolve(
     chosen = ranking.kernels[0]
     params, ignored = _params(chosen, aspects)
     only_reference = _only_reference(op, chosen, aspects, judged, catalog, facts)
+    warned = only_reference if policy.fallback == "warn" else None
     decision = attrs.evolve(
         base,
         kernel=chosen,
         diagnosis=diagnosis,
         decided_by=_decided_by(ranking, judged, aspects),
         params=params,
-        warnings=(*base.warnings, *judged.warnings, *ignored, *(only_reference if policy.fallback == "warn" else ())),
+        warnings=(*base.warnings, *judged.warnings, *ignored, *filter(None, (warned,))),
+        only_reference=warned,
     )
     if only_reference and policy.fallback == "error":
-        failure = f"{only_reference[0]}; defaults.fallback: error refuses that"
+        failure = f"{only_reference}; defaults.fallback: error refuses that"
         raise NoKernelError(failure, attrs.evolve(decision, kernel=None, failure=failure))
     return decision
 
@@ -122,19 +124,19 @@ def _params(kernel: Kernel, aspects: Aspects) -> tuple[dict[str, Any], tuple[str
 
 def _only_reference(
     op: Op, chosen: Kernel, aspects: Aspects, judged: Judged, catalog: Catalog, facts: Facts
-) -> tuple[str, ...]:
+) -> str | None:
     """The sentence to warn with (or refuse) when only reference kernels are left though a backend serves the device."""
     if aspects.restriction is not None or is_decomposition(chosen):
-        return ()  # a rule asked for it; or each part has been through this already
+        return None  # a rule asked for it; or each part has been through this already
     if any(k.band is not Band.REFERENCE for k in judged.eligible):
-        return ()
+        return None
     if aspects.fallback is not None and any(kernel_matches(p, chosen.id) for p in aspects.fallback.fallback):
-        return ()
+        return None
     serving = serving_backends(catalog.kernels, where(facts))
     if not serving:
-        return ()
+        return None
     verb = "serves" if len(serving) == 1 else "serve"
-    return (f"{op.name}: only {chosen.id} is left, although {' and '.join(serving)} {verb} this device",)
+    return f"{op.name}: only {chosen.id} is left, although {' and '.join(serving)} {verb} this device"
 
 
 def _decided_by(ranking: Order, judged: Judged, aspects: Aspects) -> str:
