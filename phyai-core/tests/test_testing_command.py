@@ -221,3 +221,102 @@ def test_strict_fails_for_what_this_machine_cannot_run(catalog):
     status, out, _ = command(*arguments, "--strict", catalog=both)
     assert status == Exit.REFUSED
     assert "1 could not be run on cpu" in out
+
+
+@pytest.fixture
+def slow(catalog):
+    """Two kernels whose ``prepare`` takes its time, as one that compiles does; the list of those that began."""
+    import time
+
+    import attrs
+    from phyai.catalog import Catalog
+    from phyai.plugins import Plugin, PluginStatus
+
+    gemm, began = catalog.kernel("faulty.gemm"), []
+
+    def made(name, seconds, error=None):
+        def prepare(*given):
+            began.append(name)
+            time.sleep(seconds)
+            if error is not None:
+                raise error
+            return gemm.load()(*given)
+
+        return attrs.evolve(gemm, id=f"faulty.gemm.{name}", prepare=prepare)
+
+    others = tuple(kernel for kernel in catalog.kernels if kernel.backend == "reference")
+
+    def build(**kernels):
+        own = tuple(made(name, *how) for name, how in kernels.items())
+        return Catalog.build(
+            [Plugin(PluginStatus("others"), kernels=others), Plugin(PluginStatus("faulty"), kernels=own)]
+        )
+
+    return build, began
+
+
+def test_no_call_begins_after_the_time_and_what_was_not_reached_is_named(slow):
+    build, began = slow
+    arguments = (
+        "conformance",
+        "faulty",
+        "--device",
+        "cpu",
+        "--seconds",
+        "0.5",
+        "--check",
+        "values",
+        "--check",
+        "reuse",
+    )
+    catalog = build(first=(0.6,), second=(0.0,))
+    status, out, _ = command(*arguments, "--json", catalog=catalog)
+    data = json.loads(out)
+    assert (status, data["passed"], data["waiting"]) == (Exit.REFUSED, False, ["faulty.gemm.second"])
+    assert set(began) == {"first"}, "its first call is finished, and no other one begins"
+    (subject,) = data["subjects"]
+    assert {check["name"]: (check["outcome"], check["calls"]) for check in subject["checks"]} == {
+        "values": ("passed", 1), "reuse": ("skipped", 0),
+    }  # fmt: skip
+    assert subject["checks"][1]["reason"] == "no call of it was made in the time"
+    _, out, _ = command(*arguments, catalog=catalog)
+    assert "failed: not reached in 1 s, so give more --seconds: faulty.gemm.second" in out
+
+
+def test_a_report_that_is_kept_survives_what_ends_the_run(slow, tmp_path):
+    build, _ = slow
+    file = tmp_path / "report.json"
+    arguments = (
+        "conformance",
+        "faulty",
+        "--device",
+        "cpu",
+        "--seconds",
+        "4",
+        "--check",
+        "values",
+        "--output",
+        str(file),
+    )
+    kernels = {"first": (0.0,), "second": (0.0, KeyboardInterrupt()), "third": (0.0,)}
+    status, _, _ = command(*arguments, catalog=build(**kernels))
+    assert status == Exit.INTERRUPTED
+    data = json.loads(file.read_text())
+    assert [subject["name"] for subject in data["subjects"]] == ["faulty.gemm.first"]
+    assert data["subjects"][0]["outcome"] == "passed"
+    assert (data["passed"], data["waiting"]) == (False, ["faulty.gemm.second", "faulty.gemm.third"])
+    del kernels["second"]
+    status, out, _ = command(*arguments, "--json", catalog=build(**kernels))
+    assert status == Exit.OK
+    assert {**json.loads(out), "seconds": 0} == {**json.loads(file.read_text()), "seconds": 0}
+
+
+def test_a_report_that_cannot_be_kept_is_refused_before_anything_is_tested(slow, tmp_path):
+    build, began = slow
+    status, _, err = command(
+        "conformance", "faulty", "--device", "cpu", "--output", str(tmp_path / "no" / "folder.json"),
+        catalog=build(first=(0.0,)),
+    )  # fmt: skip
+    assert status == Exit.REFUSED
+    assert "folder.json cannot be written" in err
+    assert not began

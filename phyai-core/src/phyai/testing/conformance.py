@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,10 +40,13 @@ def conform(
     calls: int = CALLS,
     seed: int = 0,
     progress: Progress = lambda done, total: None,
+    keep: Callable[[Report], None] = lambda report: None,
 ) -> Report:
     """Test ``backend`` (the first part of its kernels' ids, or its plug-in's or distribution's name) on a machine.
 
-    ``kernels`` are ids or globs, ``checks`` names. The time is shared out evenly; every check is made at least once.
+    ``kernels`` are ids or globs, ``checks`` names. The time is shared out evenly. After ``seconds`` no call begins any
+    more: what was not reached by then is named in the report's ``waiting``, and the run has not passed. ``keep`` is
+    given what is known so far, after everything that was tested.
 
     Raises:
         PhyAIError: no such backend, kernel or check; or the reference, hypothesis or torch is not installed.
@@ -58,27 +62,40 @@ def conform(
             f"no kernel and no quantization format of {backend!r} is installed; `phyai kernels` lists them"
         )
     todo: list[Any] = [*plugins, *formats, *(chosen if wanted else [])]
+    names = tuple(getattr(record, "id", None) or record.name for record in todo)
     found: list[SubjectReport] = []
+
+    def report() -> Report:
+        device, taken = str(environment.device), time.monotonic() - begun
+        return Report(backend, device, seed, tuple(found), taken, names[len(found) :])
+
     for number, record in enumerate(todo):
+        keep(report())
         progress(number, len(todo))
-        share = max(0.0, seconds - (time.monotonic() - begun)) / (len(todo) - number)
+        left = seconds - (time.monotonic() - begun)
+        if left <= 0:
+            break
         found.append(
-            examine_record(record, backend, catalog, environment, seconds=share, seed=seed, calls=calls, checks=wanted)
-        )
+            examine_record(
+                record, backend, catalog, environment, seconds=left / (len(todo) - number), seed=seed, calls=calls,
+                checks=wanted, stop=begun + seconds,
+            )
+        )  # fmt: skip
     progress(len(todo), len(todo))
-    return Report(backend, str(environment.device), seed, tuple(found), time.monotonic() - begun)
+    keep(report())
+    return report()
 
 
 def examine_record(
     record: Any, backend: str, catalog: Catalog, environment: Environment, *, seconds: float, seed: int = 0,
-    calls: int = CALLS, checks: Sequence[Check] = CHECKS,
+    calls: int = CALLS, checks: Sequence[Check] = CHECKS, stop: float = math.inf,
 ) -> SubjectReport:  # fmt: skip
-    """Test a kernel, a quantization format or a plug-in."""
+    """Test a kernel, a quantization format or a plug-in; see :func:`phyai.testing.kit.examine`."""
     if isinstance(record, PluginStatus):
         return examine_declaration(record)
     if isinstance(record, Kernel):
         subject = subject_of(record, catalog, environment)
-        return examine(subject, seconds=seconds, seed=seed, calls=calls, checks=checks, backend=backend)
+        return examine(subject, seconds=seconds, seed=seed, calls=calls, checks=checks, backend=backend, stop=stop)
     return examine_format(record, catalog, environment, seconds=seconds, seed=seed, calls=calls)
 
 

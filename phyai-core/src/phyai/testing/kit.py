@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterable, Sequence
 
@@ -24,6 +25,8 @@ CALLS = 100
 _ROUND = 20
 #: How long a failing call is made smaller, at most.
 SHRINK_SECONDS = 5.0
+#: Why a check that applies says nothing: the calls before it took too long, or broke the device.
+NOT_MADE = "no call of it was made in the time"
 
 
 @attrs.define(eq=False)
@@ -48,14 +51,16 @@ def examine(
     calls: int = CALLS,
     checks: Sequence[Check] = CHECKS,
     backend: str | None = None,
+    stop: float = math.inf,
 ) -> SubjectReport:
-    """Every check of one kernel, in about ``seconds``: each is made at least once, whatever it takes.
+    """Every check of one kernel, in about ``seconds``: each is made at least once, unless ``stop``
+    (of :func:`time.monotonic`) comes first. After that no call begins but the first.
 
     Raises:
         DeclarationError: nothing says what the kernel's op is.
         ModuleNotFoundError: hypothesis or torch is not installed.
     """
-    deadline = time.monotonic() + seconds
+    deadline = min(time.monotonic() + seconds, stop)
     name = backend or subject.kernel.backend
     if _device_failed(subject):
         why = "not tried: the device has failed in a kernel before, and answers no more in this process"
@@ -74,11 +79,12 @@ def examine(
     tallies = [_Tally(check) for check in checks if check.unavailable(subject) is None]
     values = [tally for tally in tallies if tally.check is VALUES_CHECK]
     with contextlib.suppress(_DeviceFailed):
-        _try(subject, [base], tallies, None)
-        _try(subject, corners(subject, base), values or tallies, deadline - seconds / 2)
-        _draw(subject, tallies, deadline, seed, calls)
-        _insist(subject, base, tallies, deadline + seconds / 2)
-    reports = [_report(subject, tally, name) for tally in tallies]
+        _try(subject, [base], tallies, None, stop)
+        _try(subject, corners(subject, base), values or tallies, deadline - seconds / 2, stop)
+        _draw(subject, tallies, deadline, seed, calls, stop)
+        _insist(subject, base, tallies, min(deadline + seconds / 2, stop))
+    smaller = time.monotonic() < stop
+    reports = [_report(subject, tally, name, smaller=smaller) for tally in tallies]
     skipped = [
         CheckReport(check.name, Outcome.SKIPPED, reason=reason)
         for check in checks
@@ -107,11 +113,15 @@ def examine_call(
     return SubjectReport(subject.kernel.id, "kernel", reports)
 
 
-def _try(subject: Subject, cases: Iterable[Case], tallies: Sequence[_Tally], deadline: float | None) -> None:
+def _try(
+    subject: Subject, cases: Iterable[Case], tallies: Sequence[_Tally], deadline: float | None, stop: float = math.inf
+) -> None:
     for case in cases:
         for tally in tallies:
             if tally.failure is None:
                 _one(subject, case, tally)
+                if time.monotonic() >= stop:
+                    return
         if deadline is not None and time.monotonic() >= deadline:
             return
 
@@ -130,7 +140,9 @@ def _one(subject: Subject, case: Case, tally: _Tally) -> None:
         tally.calls += 1
 
 
-def _draw(subject: Subject, tallies: Sequence[_Tally], deadline: float, seed: int, calls: int) -> None:
+def _draw(
+    subject: Subject, tallies: Sequence[_Tally], deadline: float, seed: int, calls: int, stop: float
+) -> None:  # fmt: skip
     """Calls that hypothesis draws, in rounds between which the time is looked at."""
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as seeded
@@ -151,7 +163,7 @@ def _draw(subject: Subject, tallies: Sequence[_Tally], deadline: float, seed: in
         @given(strategy)
         def run(case: Case) -> None:
             if time.monotonic() < deadline:
-                _try(subject, [case], tallies, None)
+                _try(subject, [case], tallies, None, stop)
 
         run()
 
@@ -165,7 +177,9 @@ def _insist(subject: Subject, base: Case, tallies: Sequence[_Tally], deadline: f
         for tally in silent:
             if not tally.calls:
                 _one(subject, case, tally)
-        if time.monotonic() >= deadline or all(tally.calls for tally in silent):
+            if time.monotonic() >= deadline:
+                return
+        if all(tally.calls for tally in silent):
             return
 
 
@@ -173,7 +187,7 @@ def _report(subject: Subject, tally: _Tally, backend: str, *, smaller: bool = Tr
     if tally.failure is None:
         if tally.calls:
             return CheckReport(tally.check.name, Outcome.PASSED, tally.calls)
-        return CheckReport(tally.check.name, Outcome.SKIPPED, reason="; ".join(tally.reasons) or "no call")
+        return CheckReport(tally.check.name, Outcome.SKIPPED, reason="; ".join(tally.reasons) or NOT_MADE)
     case, words = tally.failure
     if smaller and not _device_failed(subject):
         case, words = _smallest(subject, tally.check, case, words)

@@ -70,19 +70,21 @@ class SubjectReport:
 
 @attrs.frozen
 class Report:
-    """A whole run."""
+    """A whole run. ``waiting`` names what was not reached in its time; of a run that goes on, or was ended from
+    outside, the first of them is the one that was being tested."""
 
     backend: str
     device: str
     seed: int
     subjects: tuple[SubjectReport, ...]
     seconds: float = 0.0
+    waiting: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed and something was exercised."""
+        """Whether nothing failed, something was exercised, and everything was reached."""
         outcomes = [subject.outcome for subject in self.subjects]
-        return Outcome.FAILED not in outcomes and Outcome.PASSED in outcomes
+        return Outcome.FAILED not in outcomes and Outcome.PASSED in outcomes and not self.waiting
 
     def failures(self) -> list[tuple[SubjectReport, CheckReport]]:
         return [(s, c) for s in self.subjects for c in s.checks if c.outcome is Outcome.FAILED]
@@ -114,6 +116,7 @@ class Report:
             "seed": self.seed,
             "seconds": round(self.seconds, 3),
             "passed": self.passed,
+            "waiting": list(self.waiting),
             "subjects": [subject.to_json() for subject in self.subjects],
         }
 
