@@ -236,6 +236,37 @@ def test_backends_count_what_each_provides(phyai):
     assert "1 kernel, 2 models, 1 library, 1 command" in phyai("backends").out
 
 
+def alone(*argv, plugins=()):
+    """What the core says where nothing else is installed."""
+    out, err = io.StringIO(), io.StringIO()
+    status = main(list(argv), env={}, stdout=out, stderr=err, catalog=Catalog.build(plugins))
+    return status, out.getvalue() + err.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("argv", "status"),
+    [
+        (("explain", "--op", "gemm", "--device", "h200"), Exit.REFUSED),
+        (("explain", "--op", "gated_mlp", "--device", "h200"), Exit.REFUSED),
+        (("map", "--op", "gemm", "--device", "h200"), Exit.REFUSED),
+        (("kernels",), Exit.OK),
+        (("backends",), Exit.OK),
+    ],
+)
+def test_without_any_backend_it_says_so_and_what_to_install(argv, status):
+    got, said = alone(*argv)
+    assert got == status
+    assert "no backend is installed: pip install phyai-backend-reference" in said
+    assert "no kernel may run" not in said
+
+
+def test_where_no_backend_can_be_used_it_says_which_are_there():
+    sad = Plugin(PluginStatus("sad", state=PluginState.DISABLED, reason="named in PHYAI_DISABLE_PLUGINS"))
+    status, said = alone("explain", "--op", "gemm", plugins=(sad,))
+    assert status == Exit.REFUSED
+    assert "no backend that is installed can be used: sad (disabled); `phyai backends` says why" in said
+
+
 def test_ops_lists_every_op_with_its_kernels(phyai, catalog):
     rows = {row["name"]: row for row in phyai("ops", "--json").data}
     assert set(rows) == {op.name for op in catalog.ops}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from phyai.composite import decomposition
+from phyai.composite import decomposition, is_decomposition
 from phyai.environment import CORE_LIBRARIES, Library, merge_libraries
 from phyai.errors import DeclarationError
 from phyai.facts import CORE_FACTS, FactSpec, Vocabulary
@@ -164,6 +164,20 @@ class Catalog:
     def owner(self, id: str) -> PluginStatus | None:
         """The plug-in that declares a kernel."""
         return self._owners.get(self.canonical_id(id))
+
+    @property
+    def lacks_backends(self) -> str | None:
+        """What to say, and to do, where no backend has brought a kernel; None where one has."""
+        if any(not is_decomposition(kernel) for kernel in self.kernels):
+            return None
+        found = [status for status in self.plugins if status.group == "phyai.backends"]
+        if found:
+            listed = ", ".join(f"{status.name} ({status.state.value})" for status in found)
+            return f"no backend that is installed can be used: {listed}; `phyai backends` says why, and what to do"
+        return (
+            "no backend is installed: pip install phyai-backend-reference (torch's kernels, for every device); for "
+            "NVIDIA GPUs also phyai-backend-cuda, phyai-backend-flashinfer, phyai-backend-humming"
+        )
 
     def vocabulary_of(self, op: str) -> Vocabulary:
         """Every fact that a call of this op can carry."""

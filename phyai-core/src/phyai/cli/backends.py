@@ -53,6 +53,8 @@ def main(args: argparse.Namespace, context: Context) -> int:
                 for row in rows
             ],
         )
+        if not rows and catalog.lacks_backends:
+            context.say(catalog.lacks_backends)
         for row in rows:
             if row["reason"]:
                 context.say(f"{row['name']}: {row['reason']}")

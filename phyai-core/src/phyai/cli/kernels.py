@@ -49,8 +49,9 @@ def main(args: argparse.Namespace, context: Context) -> int:
                 for kernel in kernels
             ],
         )
-        if not kernels:
-            context.say("no kernel")
+        absent = catalog.lacks_backends
+        if absent is not None or not kernels:
+            context.say(absent or "no kernel")
     return Exit.OK
 
 

@@ -44,6 +44,8 @@ def main(args: argparse.Namespace, context: Context) -> int:
     from phyai.tune.decision_map import decision_map, parse_grid
     from phyai.tune.map_pages import to_html, to_png
 
+    if context.catalog.lacks_backends is not None:
+        raise PhyAIError(context.catalog.lacks_backends)
     environment = context.environment(args.device)
     policy = context.policy(args.policy)
     drawn = decision_map(

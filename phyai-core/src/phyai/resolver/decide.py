@@ -81,7 +81,7 @@ def resolve(
         parts=parts.decisions,
     )
     if not judged.eligible:
-        raise nothing_left(base, aspects.restriction)
+        raise nothing_left(base, aspects.restriction, catalog)
     names = {f"{DECOMPOSED}.{op.name}": parts.kernel_ids} if op.composite else {}
     ranking = order(judged.eligible, aspects, policy.defaults.ties, names, judged.fallback)
 

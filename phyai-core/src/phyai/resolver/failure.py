@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from phyai.catalog import Catalog
 from phyai.decision import Decision
 from phyai.errors import AmbiguousKernelError, NoKernelError
 from phyai.kernel import Kernel
@@ -13,8 +14,11 @@ from phyai.policy import Rule
 _WORTH_MATCHING = ("role", "model.family", "device.arch", "quant.scheme")
 
 
-def nothing_left(decision: Decision, restriction: Rule | None) -> NoKernelError:
+def nothing_left(decision: Decision, restriction: Rule | None, catalog: Catalog) -> NoKernelError:
     """No kernel may run the call. The message lists every candidate and why; the ``decision`` has every reason."""
+    absent = catalog.lacks_backends
+    if absent is not None:
+        return NoKernelError(f"{_call(decision)}: {absent}", attrs.evolve(decision, failure=absent))
     why = "no kernel may run this call"
     if restriction is not None and restriction.restriction is not None:
         why = f"rule {restriction.ref} ({restriction.restriction}) leaves no kernel that can run this call"
