@@ -38,10 +38,10 @@ class Siglip(Layer):
         count, width, eps = config.num_hidden_layers, config.hidden_size, config.layer_norm_eps
         self.layers = [SiglipLayer(layers.at(str(i)), config, first=i == 0) for i in range(count)]
         self.post_layernorm = LayerNorm(tower.at("post_layernorm"), width, eps, add=True)
-        self.projector = Linear(projector, config.hidden_size, projection, bias=True)
+        self.projector = Linear(projector, width, projection, bias=True)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        x, residual = self.embeddings(images), None
-        for layer in self.layers:
+        x, residual = self.layers[0](self.embeddings(images), None)
+        for layer in self.layers[1:]:
             x, residual = layer(x, residual)
         return self.projector(self.post_layernorm(x, residual))
