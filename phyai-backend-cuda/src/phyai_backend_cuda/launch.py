@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-COOPERATIVE = 2  # CUlaunchAttributeID
+WIDE_CLUSTERS = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+COOPERATIVE, CLUSTER, OVERLAP = 2, 4, 6  # CUlaunchAttributeID; OVERLAP: programmatic stream serialization
+PORTABLE_CLUSTER = 8  # blocks; a larger cluster does not fit on every chip
 
 
 class _Attribute(ctypes.Structure):
@@ -42,11 +44,11 @@ class Kernel:
     """One function of a cubin, on the device that was current when it was loaded.
 
     Parameters are ctypes values (``c_void_p`` for pointers, ``Structure`` by value), kept alive by the caller only
-    during the launch: the driver copies them.
+    during the launch: the driver copies them. ``cluster`` blocks beside each other along x form a cluster.
     """
 
-    def __init__(self, cubin: bytes, function: str, shared_bytes: int = 0) -> None:
-        self.name, self.shared_bytes = function, shared_bytes
+    def __init__(self, cubin: bytes, function: str, shared_bytes: int = 0, cluster: int = 1) -> None:
+        self.name, self.shared_bytes, self.cluster = function, shared_bytes, cluster
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         driver = _driver()
         _check(driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "cuModuleLoadData")
@@ -55,34 +57,46 @@ class Kernel:
         if shared_bytes > 48 * 1024:
             code = driver.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes)
             _check(code, f"{shared_bytes} bytes of shared memory for {function}")
+        if cluster > PORTABLE_CLUSTER:
+            code = driver.cuFuncSetAttribute(self._function, WIDE_CLUSTERS, 1)
+            _check(code, f"clusters of {cluster} blocks for {function}")
 
     def launch(
-        self, grid: Sequence[int], block: int, arguments: Sequence[Any], stream: int, *, cooperative: bool = False
-    ) -> None:
-        """Launch on the CUDA stream handle ``stream``. Raises RuntimeError with the driver's words."""
-        attribute = _Attribute(COOPERATIVE, 0, (1,))
-        config = _Config(
-            (*grid, 1, 1)[:3], (block, 1, 1), self.shared_bytes, stream, ctypes.pointer(attribute), int(cooperative)
-        )
+        self, grid: Sequence[int], block: int, arguments: Sequence[Any], stream: int, *, cooperative: bool = False,
+        overlap: bool = False,
+    ) -> None:  # fmt: skip
+        """Launch on the CUDA stream handle ``stream``.
+
+        With ``overlap`` the kernel may begin before the one in front of it has ended, and waits by itself for what it
+        needs of it (``griddepcontrol.wait``). Raises RuntimeError with the driver's words.
+        """
+        given = [(COOPERATIVE, (1,))] * cooperative + [(OVERLAP, (1,))] * overlap
+        given += [(CLUSTER, (self.cluster, 1, 1))] * (self.cluster > 1)
+        attributes = (_Attribute * max(1, len(given)))(*(_Attribute(id, 0, value) for id, value in given))
+        config = _Config((*grid, 1, 1)[:3], (block, 1, 1), self.shared_bytes, stream, attributes, len(given))
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
         code = _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None)
         _check(code, f"launching {self.name}")
 
 
 @functools.lru_cache(maxsize=256)
-def _load(name: str, function: str, defines: tuple[tuple[str, int], ...], arch: str, shared: int, _: int) -> Kernel:
+def _load(
+    name: str, function: str, defines: tuple[tuple[str, int], ...], arch: str, shared: int, cluster: int, _: int
+) -> Kernel:
     from phyai_backend_cuda.nvrtc import compile_cubin
 
-    return Kernel(compile_cubin(name, dict(defines), arch), function, shared)
+    return Kernel(compile_cubin(name, dict(defines), arch), function, shared, cluster)
 
 
-def load(name: str, function: str, defines: Mapping[str, int], *, arch: str, shared_bytes: int = 0) -> Kernel:
+def load(
+    name: str, function: str, defines: Mapping[str, int], *, arch: str, shared_bytes: int = 0, cluster: int = 1
+) -> Kernel:
     """``function`` of ``csrc/<name>``, compiled with ``defines`` for ``arch`` (``sm_90a``), on the current device."""
     import torch
 
     torch.cuda.current_stream()  # makes the primary context current
     device = torch.cuda.current_device()
-    return _load(name, function, tuple(sorted(defines.items())), arch, shared_bytes, device)
+    return _load(name, function, tuple(sorted(defines.items())), arch, shared_bytes, cluster, device)
 
 
 def current_stream() -> int:

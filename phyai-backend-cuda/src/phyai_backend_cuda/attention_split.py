@@ -1,0 +1,162 @@
+"""``cuda.attention_paged.split``: few queries, many keys; ``csrc/attention.cu`` at a call site.
+
+The keys of 64 rows (queries × heads of one key head) are split over a cluster of blocks, which combine their parts
+through each other's shared memory. How many blocks: as many as keep one block on every processor. With
+``splits`` fixed a row's result does not depend on the other rows of the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+from phyai.facts import Facts
+from phyai.kernel import Prepared, Resources
+
+from phyai_backend_cuda.launch import Kernel, current_stream, load
+
+SPLITS = (1, 2, 4, 8, 16)
+FIXED_SPLITS = 8
+ROWS, TILE = 64, 8192  # rows of a cluster; bytes of 64 rows of 64
+METADATA = ("cu_seqlens_q", "kv_indptr", "kv_indices", "last_page_len")
+
+
+class Params(ctypes.Structure):
+    """``Params`` of the kernel."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "o", "cu_seqlens", "indptr", "indices", "last")),
+        *((name, ctypes.c_longlong) for name in ("k_page", "v_page")),
+        *((name, ctypes.c_int) for name in ("k_key", "v_key", "k_head", "v_head")),
+        *((name, ctypes.c_int) for name in ("tokens", "requests", "page_size", "heads", "causal", "window")),
+        ("scale", ctypes.c_float), ("cap", ctypes.c_float),
+    )  # fmt: skip
+
+
+@attrs.frozen
+class Metadata:
+    """The four metadata tensors, int32 on the device: the caller's own, or copies that every plan writes anew."""
+
+    tensors: tuple[torch.Tensor, ...]
+
+    @property
+    def requests(self) -> int:
+        return len(self.tensors[3])
+
+
+@attrs.frozen(kw_only=True)
+class Scores:
+    """How scores are made and masked."""
+
+    scale: float
+    soft_cap: float = 0.0
+    causal: bool = False
+    window: int = 0
+
+    @classmethod
+    def of(cls, facts: Facts) -> Scores:
+        scale, cap, window = (facts.get(f"attrs.{name}") for name in ("scale", "soft_cap", "window"))
+        return cls(
+            scale=int(facts["shape.head_dim"]) ** -0.5 if scale is None else float(scale), soft_cap=float(cap or 0),
+            causal=bool(facts.get("attrs.causal", False)), window=int(window or 0),
+        )  # fmt: skip
+
+
+def tiles_of(tokens: int, requests: int, group: int) -> int:
+    """At most how many tiles of 64 rows the requests have, whatever their lengths.
+
+    >>> tiles_of(50, 1, 8), tiles_of(100, 2, 8)
+    (7, 14)
+    """
+    return (tokens * group + requests * (ROWS - 1)) // ROWS
+
+
+def splits_for(clusters: int, processors: int) -> int:
+    """The most blocks to a cluster with which every block has a processor of its own.
+
+    >>> splits_for(7, 132), splits_for(14, 132), splits_for(400, 132)
+    (16, 8, 1)
+    """
+    return max((s for s in SPLITS if s * clusters <= processors), default=1)
+
+
+def readable(x: torch.Tensor) -> torch.Tensor:
+    """``x``, or a copy whose rows 16-byte copies can read."""
+    aligned = x.stride(-1) == 1 and not x.data_ptr() % 16 and all(stride % 8 == 0 for stride in x.stride()[:-1])
+    return x if aligned else x.clone(memory_format=torch.contiguous_format)
+
+
+def params_of(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, metadata: Metadata, scores: Scores
+) -> Params:
+    """The kernel's arguments; q and o are contiguous."""
+    return Params(
+        *(t.data_ptr() for t in (q, k, v, o, *metadata.tensors)), k.stride(0), v.stride(0), k.stride(1), v.stride(1),
+        k.stride(2), v.stride(2), len(q), metadata.requests, k.shape[1], q.shape[1], scores.causal, scores.window,
+        scores.scale, scores.soft_cap,
+    )  # fmt: skip
+
+
+def _prepare(facts: Facts, resources: Resources, splits: int | None, stages: int, *, overlap: bool) -> Prepared:
+    heads, kv_heads, dim = (int(facts[f"shape.{name}"]) for name in ("heads", "kv_heads", "head_dim"))
+    group, processors, scores = heads // kv_heads, int(facts.get("device.sm_count", 132)), Scores.of(facts)
+    defines = {
+        "HD": dim, "GROUP": group, "STAGES": stages, "SLABS": int(bool(facts.get("attrs.single_page", False))),
+        **({"HALF": 1} if facts["dtype.q"] == "fp16" else {}),
+    }  # fmt: skip
+    shared = dim // 64 * TILE * (1 + 2 * stages)
+
+    def kernel(splits: int) -> Kernel:
+        return load(
+            "attention.cu", "attention", {**defines, "SPLITS": splits}, arch="sm_90a", shared_bytes=shared,
+            cluster=splits,
+        )  # fmt: skip
+
+    def plan(metadata: Mapping[str, torch.Tensor]) -> Metadata:
+        given = [metadata[name] for name in METADATA]
+        if all(t.is_cuda and t.is_contiguous() for t in given):
+            return Metadata(tuple(given))
+        key = ("cuda.attention_paged.split", *((t.data_ptr(), t.numel()) for t in given))
+
+        def make() -> Metadata:
+            return Metadata(tuple(torch.empty(t.shape, dtype=torch.int32, device="cuda") for t in given))
+
+        held: Metadata = resources.shared(key, make)
+        for own, t in zip(held.tensors, given, strict=True):
+            own.copy_(t)
+        return held
+
+    def run(
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None = None,
+        state: Metadata | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        assert state is not None, "attention_paged runs with the state that plan(metadata) returned"
+        direct = out is not None and out.is_contiguous() and not out.data_ptr() % 16
+        o = out if direct and out is not None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if not state.requests:
+            o.zero_()
+        elif len(q):
+            tiles = tiles_of(len(q), state.requests, group)
+            count = splits or splits_for(tiles * kv_heads, processors)
+            arguments = params_of(readable(q.contiguous()), readable(k_cache), readable(v_cache), o, state, scores)
+            kernel(count).launch((count, tiles, kv_heads), 128, (arguments,), current_stream(), overlap=overlap)
+        return o if direct or out is None else out.copy_(o)
+
+    return Prepared(run, plan=plan, plan_key="cuda.attention_paged.split")
+
+
+def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    splits = params.get("splits")
+    return _prepare(
+        facts, resources, None if splits is None else int(splits), int(params.get("stages", 1)),
+        overlap=bool(params.get("overlap", True)),
+    )  # fmt: skip
+
+
+def prepare_batch_invariant(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+) -> Prepared:
+    return _prepare(facts, resources, FIXED_SPLITS, 1, overlap=True)
