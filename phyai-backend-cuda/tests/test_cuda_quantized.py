@@ -57,21 +57,22 @@ class Resources:
 
 
 @pytest.fixture(autouse=True)
-def correctly_rounded_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter loses the carry of a mantissa that rounds up to the next power of two; torch does not."""
-    if not ON_GPU:
-        from triton.runtime import interpreter
+def correct_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter truncates to bf16, and loses the carry of what rounds up to a power of two in FP8."""
+    if ON_GPU:
+        return
+    from triton.runtime import interpreter
 
-        names = {"fp8e4nv": FP8, "fp8e5": torch.float8_e5m2}
-        usual = interpreter._convert_float
+    narrow = {"bf16": torch.bfloat16, "fp8e4nv": FP8, "fp8e5": torch.float8_e5m2}
+    usual = interpreter._convert_float
 
-        def convert(value: Any, source: Any, target: Any, rounding: Any) -> Any:
-            if target.name not in names or source.name != "fp32":
-                return usual(value, source, target, rounding)
-            wide = torch.from_numpy(value.view("float32").copy())
-            return wide.to(names[target.name]).view(torch.uint8).numpy().reshape(value.shape)
+    def convert(value: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source.name != "fp32" or target.name not in narrow:
+            return usual(value, source, target, rounding)
+        rounded = torch.from_numpy(value.view("float32").copy()).to(narrow[target.name])
+        return rounded.view(torch.uint8 if rounded.element_size() == 1 else torch.int16).numpy().reshape(value.shape)
 
-        monkeypatch.setattr(interpreter, "_convert_float", convert)
+    monkeypatch.setattr(interpreter, "_convert_float", convert)
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -24,6 +24,7 @@ from hypothesis import strategies as st  # noqa: E402
 sys.path.insert(0, str(Path(__file__).parent))
 import faulty_backend as faulty  # noqa: E402
 from phyai.quant.formats import QuantFormat  # noqa: E402
+from phyai.quant.realize import dequantize  # noqa: E402
 from phyai.quant.realize.bits import pack_bits, unpack_bits  # noqa: E402
 from phyai.quant.scheme import QuantScheme, TensorQuant  # noqa: E402
 from phyai.testing import Outcome  # noqa: E402
@@ -54,7 +55,7 @@ def test_a_case_of_every_argument_spec_reads_back_from_its_json(op):
 def test_a_case_with_a_scheme_reads_back_from_its_json():
     weight = TensorQuant("fp8_e4m3", "block", block_shape=(128, 64))
     scheme = QuantScheme(weight, TensorQuant("fp8_e4m3", "group", group_size=64, dynamic=True))
-    case = Case.of(OPS["gemm"], OPS["gemm"].arg_specs[-1]).quantized(scheme, "plain")
+    case = Case.of(OPS["gemm"], OPS["gemm"].arg_specs[-1]).quantized(OPS["gemm"], scheme, "plain")
     assert Case.from_json(OPS["gemm"], json.loads(json.dumps(case.to_json(OPS["gemm"])))) == case
 
 
@@ -124,6 +125,22 @@ def test_a_call_is_found_that_a_narrow_capability_accepts(op, when, fact, value)
     record = attrs.evolve(faulty.rms_norm(), id=f"faulty.{op}", op=op, when=match(when))
     subject = faulty.subject(record)
     assert subject.space.facts(canonical(subject))[fact] == value
+
+
+def test_every_quantized_weight_of_a_composite_op_is_drawn():
+    both = {f"parts.{part}.quant.weight": "fp8_e4m3" for part in ("gate_up", "down")}
+    record = attrs.evolve(
+        faulty.rms_norm(), id="faulty.gated_mlp", op="gated_mlp", when=match({**both, "dtype.x": "bf16"})
+    )
+    subject = faulty.subject(record)
+    call = subject.call(canonical(subject))
+    assert {name: weight.scheme.weight.dtype for name, weight in call.weights.items()} == {
+        "gate_up": "fp8_e4m3", "down": "fp8_e4m3"
+    }  # fmt: skip
+    plain = {name: dequantize(weight).double() for name, weight in call.weights.items()}
+    gate, up = (call.inputs["x"].double() @ plain["gate_up"].T).chunk(2, -1)
+    want = (torch.nn.functional.gelu(gate, approximate="tanh") * up) @ plain["down"].T
+    assert mismatch("y", subject.wanted(call)[0], want, tolerance_of(subject.op, "y", {"y": "bf16"})) is None
 
 
 def test_a_call_that_is_not_claimed_is_refused_with_the_reason():

@@ -104,9 +104,9 @@ def _gated_quantize(
         gate *= 0.5 * (1 + tl.erf(gate * 0.7071067811865476))
     else:  # gelu_tanh: (1 + tanh(u)) / 2 = sigmoid(2u)
         gate *= tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    v = gate * up
+    v = (gate * up).to(tl.bfloat16).to(tl.float32)  # as the chain of ops has it: then the codes are the chain's
     scale = tl.load(given) if STATIC else _scale_of(tl.max(tl.abs(v), 0), TOP)
-    tl.store(codes + row.to(tl.int64) * width + d, _encode(v * tl.div_rn(1.0, scale), codes, TOP), keep)
+    tl.store(codes + row.to(tl.int64) * width + d, _encode(tl.div_rn(v, scale), codes, TOP), keep)
     if PER_ROW:
         tl.store(scales + row, scale)
     elif row == 0:

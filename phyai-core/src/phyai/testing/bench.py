@@ -10,7 +10,7 @@ import attrs
 from phyai.op import FLOATS, Op
 from phyai.quant.formats import QuantFormat
 from phyai.synthesize import SynthesizedCall, synthesize, torch_dtype
-from phyai.testing.case import Case, variadic_dim
+from phyai.testing.case import Case, quantizable, variadic_dim
 from phyai.testing.memory import move
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ _SMALL = 2.0**-10
 
 @attrs.frozen(eq=False)
 class Call:
-    """A case's tensors. ``inputs`` are in signature order, None where absent; ``plain`` holds the quantized weight
-    before it was packed."""
+    """A case's tensors. ``inputs`` are in signature order, None where absent; ``plain`` holds quantized weights before
+    they were packed."""
 
     op: Op
     case: Case
     inputs: dict[str, Any]
     weights: dict[str, Any]
     metadata: dict[str, Any]
-    plain: Any = None
+    plain: dict[str, Any] = attrs.field(factory=dict)
 
     @property
     def mutated(self) -> tuple[str, ...]:
@@ -44,12 +44,11 @@ def make_call(op: Op, case: Case, device: str, packed: QuantFormat | None = None
     """The tensors of a case; ``packed`` brings a quantized weight into the case's layout, where that is not plain."""
     spec = case.spec()
     if case.scheme is not None:
-        spec = attrs.evolve(spec, dtypes={**spec.dtypes, "weight": "fp32"})  # quantized below
+        spec = attrs.evolve(spec, dtypes={**spec.dtypes, **dict.fromkeys(quantizable(op), "fp32")})  # quantized below
     made = synthesize(op, spec, seed=case.seed if seed is None else seed)
     _scale_values(made, case)
-    weights, plain = dict(made.weights), None
-    if case.scheme is not None:
-        plain, weights["weight"] = _quantized(made, case, device, packed)
+    plain = {} if case.scheme is None else _quantized(made, case, device)
+    weights = made.weights | (plain if packed is None else {n: packed.load_pack()(w) for n, w in plain.items()})
     inputs = {name: None if t is None else _led(op, case, name, t) for name, t in made.inputs.items()}
     inputs = {name: None if t is None else move(t.to(device), case.memory) for name, t in inputs.items()}
     if case.alias:
@@ -106,14 +105,13 @@ def _clone(tensor: Any) -> Any:
     return tensor.new_empty(0).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-def _quantized(made: SynthesizedCall, case: Case, device: str, packed: QuantFormat | None) -> tuple[Any, Any]:
-    """The quantized weight, plain and in the case's layout."""
+def _quantized(made: SynthesizedCall, case: Case, device: str) -> dict[str, Any]:
+    """The quantized weights, plain."""
     from phyai.testing.quantized import quantized_weight
 
     assert case.scheme is not None
-    weight = made.weights["weight"].float()
-    plain = quantized_weight(weight, case.scheme, seed=case.seed).to(device)
-    return plain, plain if packed is None else packed.load_pack()(plain)
+    named = {name: made.weights[name].float() for name in quantizable(made.op)}
+    return {name: quantized_weight(w, case.scheme, seed=case.seed).to(device) for name, w in named.items()}
 
 
 def widened(call: Call) -> Call:
@@ -138,8 +136,6 @@ def widened(call: Call) -> Call:
         call.case, dtypes=dtypes, memory="dense", params={}, alias=False,
         layout="plain" if call.case.scheme is not None else None,
     )  # fmt: skip
-    weights = {name: wide(name, tensor) for name, tensor in call.weights.items()}
-    if call.plain is not None:
-        weights["weight"] = call.plain
+    weights = {name: wide(name, tensor) for name, tensor in call.weights.items()} | call.plain
     inputs = {name: wide(name, tensor) for name, tensor in call.inputs.items()}
     return attrs.evolve(call, case=case, inputs=inputs, weights=weights)

@@ -17,7 +17,7 @@ from attrs import asdict, evolve, field, fields, frozen
 
 from phyai.calls import attributes, call_facts, fill_dtypes
 from phyai.errors import CallError, PhyAIError
-from phyai.facts import Facts, canonical_dtype
+from phyai.facts import Facts, FactValue, canonical_dtype
 from phyai.op import FLOATS, ArgSpec, Op
 from phyai.quant.scheme import QuantScheme, TensorQuant
 
@@ -35,8 +35,8 @@ class Case:
     """The arguments of one call, and the form in which they are given.
 
     ``dims``, ``dtypes`` (of every tensor that is there), ``attrs`` (that differ from their defaults), ``present`` and
-    ``facts`` are those of an argument spec. ``scheme`` and ``layout`` describe a quantized weight, ``params`` what a
-    policy gives the kernel. ``lead`` are the leading dimensions that a ``...M`` dimension stands for (None: one).
+    ``facts`` are those of an argument spec. ``scheme`` and ``layout`` describe a quantized weight (of a composite op all
+    of those that can be), ``params`` what a policy gives the kernel. ``lead`` are the leading dimensions that a ``...M`` dimension stands for (None: one).
     ``alias``: floating inputs of one shape share their memory, where nothing is mutated.
     """
 
@@ -73,17 +73,16 @@ class Case:
             case = evolve(self, dims=spec.dims, dtypes=dtypes, attrs=attributes, present=spec.present)
         return case if case.lead is None or _fits(case, op) else evolve(case, lead=None)
 
-    def quantized(self, scheme: QuantScheme | None, layout: str | None) -> Case:
-        """This call with a weight quantized by ``scheme`` in ``layout``, or with an ordinary one."""
-        quant = scheme.weight if scheme is not None else None
-        stored = self.dtypes.get("y", "bf16") if quant is None else quant.dtype if quant.bits == 8 else "uint8"
-        return evolve(self, scheme=scheme, layout=layout, dtypes={**self.dtypes, "weight": stored})
+    def quantized(self, op: Op, scheme: QuantScheme | None, layout: str | None) -> Case:
+        """This call with weights quantized by ``scheme`` in ``layout``, or with ordinary ones."""
+        quant, usual = scheme.weight if scheme is not None else None, self.dtypes.get(op.outputs[0].name, "bf16")
+        stored = usual if quant is None else quant.dtype if quant.bits == 8 else "uint8"
+        dtypes = {**self.dtypes, **dict.fromkeys(quantizable(op), stored)}
+        return evolve(self, scheme=scheme, layout=layout, dtypes=dtypes)
 
     def call_facts(self, op: Op, environment: Mapping[str, Any]) -> Facts | None:
         """The call's facts on a machine, or None where no such call exists."""
-        quant = self.scheme.facts() if self.scheme is not None else {}
-        if self.layout is not None:
-            quant = {**quant, "quant.layout": self.layout}
+        quant = quant_facts(op, self.scheme, self.layout)
         extra = {**environment, "mode.capture": False, **self.facts, **quant}
         try:
             return call_facts(
@@ -150,6 +149,26 @@ class Case:
         if main is not None and _all_dtypes(op, {first: main}, self.present) == dict(self.dtypes):
             return main
         return dict(self.dtypes)
+
+
+def quantizable(op: Op) -> dict[str, str]:
+    """The weights that can hold codes, each with what stands before ``quant.`` in its facts.
+
+    >>> from phyai.ops.gated_mlp import OP
+    >>> quantizable(OP)
+    {'gate_up': 'parts.gate_up.', 'down': 'parts.down.'}
+    """
+    readers = {weight: part.name for part in op.parts for weight in part.weights.values()}
+    found = (t.name for t in op.weights if "int8" in t.dtypes)
+    return {name: f"parts.{readers[name]}." if name in readers else "" for name in found}
+
+
+def quant_facts(op: Op, scheme: QuantScheme | None, layout: str | None) -> dict[str, FactValue]:
+    """What ``scheme`` and ``layout`` say of a call whose weights have them."""
+    said: dict[str, FactValue] = dict(scheme.facts()) if scheme is not None else {}
+    if layout is not None:
+        said["quant.layout"] = layout
+    return {prefix + name: value for prefix in quantizable(op).values() for name, value in said.items()}
 
 
 def _all_dtypes(op: Op, given: Mapping[str, str], present: tuple[str, ...]) -> dict[str, str]:

@@ -132,7 +132,7 @@ def _schemes(space: Space, base: Case) -> Iterator[Case]:
         kind = (w.dtype, w.granularity, w.zero_point, w.g_idx, scheme.pre_scale, a and (a.dtype, a.granularity))
         if kind in kinds:
             continue
-        case = base.quantized(scheme, base.layout)
+        case = base.quantized(space.op, scheme, base.layout)
         if space.holds(case):
             kinds.add(kind)
             yield case

@@ -18,7 +18,7 @@ from phyai.predicates import FALSE, AnyOf, Literal, Predicate
 from phyai.predicates._domains import Absent, find_value
 from phyai.quant.formats import PLAIN, QuantFormat, holding
 from phyai.quant.scheme import QuantScheme
-from phyai.testing.case import Case
+from phyai.testing.case import Case, quant_facts
 from phyai.testing.schemes import schemes
 from phyai.testing.values import interesting
 
@@ -29,6 +29,8 @@ Choose = Callable[[Sequence[Any]], Any]
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 32, 33, 64, 65, 96, 128, 129, 256, 512, 1024)
 _ROUNDS = 6
 _QUANTIZATIONS = 400
+#: Where the facts of quantized weights are: a call's own, or those of its parts.
+_QUANT = ("quant.", "parts.")
 
 
 def first(options: Sequence[T]) -> T:
@@ -154,15 +156,15 @@ class Space:
         if not self._quantizable(case.scheme, case.layout):
             if not self.quantizations:
                 return None
-            case = case.quantized(*choose(self.quantizations))
+            case = case.quantized(self.op, *choose(self.quantizations))
         held = frozenset(locked)
         for _ in range(_ROUNDS):
             facts = self.facts(case)
             if facts is not None and self.when.holds(facts):
                 return case if self._packable(case, facts) else None
             known = facts or {}
-            kept = {name: value for name, value in known.items() if name in held or name.startswith("quant.")}
-            claim = self.claim.given(kept, absent=_Below(("quant.",), (*kept, *known), held))
+            kept = {name: value for name, value in known.items() if name in held or "quant." in name}
+            claim = self.claim.given(kept, absent=_Below(_QUANT, (*kept, *known), held))
             if claim == FALSE:
                 return None
             changed = self._repair(case, known, _branch(claim, known, choose), choose)
@@ -226,10 +228,8 @@ class Space:
     @functools.cache  # noqa: B019 - as above
     def _quantizable(self, scheme: QuantScheme | None, layout: str | None) -> bool:
         """Whether some call with such a weight is claimed."""
-        facts = scheme.facts() if scheme is not None else {}
-        if layout is not None:
-            facts = {**facts, "quant.layout": layout}
-        return self.claim.given(facts, absent=_Below(("quant.",), facts)) != FALSE
+        facts = quant_facts(self.op, scheme, layout)
+        return self.claim.given(facts, absent=_Below(_QUANT, facts)) != FALSE
 
     @functools.cached_property
     def schemes(self) -> tuple[tuple[QuantScheme, Mapping[str, Any]], ...]:

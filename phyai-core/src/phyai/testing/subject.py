@@ -13,14 +13,13 @@ from phyai.composite import is_decomposition
 from phyai.dispatch import Dispatcher, Site
 from phyai.environment import Environment
 from phyai.errors import DeclarationError
-from phyai.facts import FactValue
 from phyai.kernel import Band, Kernel, Prepared
 from phyai.op import FLOATS, Op
 from phyai.policy import Policy, Restriction, Rule, default_policy
 from phyai.predicates import match
 from phyai.quant.formats import PLAIN, QuantFormat
 from phyai.testing.bench import Call, make_call, widened
-from phyai.testing.case import Case
+from phyai.testing.case import Case, quant_facts
 from phyai.testing.compare import mismatch, tolerance_of
 from phyai.testing.memory import Placed, place
 from phyai.testing.space import Space
@@ -184,9 +183,7 @@ def bind(catalog: Catalog, policy: Policy, environment: Environment, call: Call,
     """A call site for ``call``: weights, attributes, and the dimensions that do not change from call to call."""
     op, case = call.op, call.case
     dispatcher = Dispatcher(catalog, policy, environment)
-    quant: dict[str, FactValue] = dict(case.scheme.facts()) if case.scheme is not None else {}
-    if case.layout is not None:
-        quant["quant.layout"] = case.layout
+    quant = quant_facts(op, case.scheme, case.layout)
     static = {dim.name: case.dims[dim.name] for dim in op.dims if not dim.dynamic and dim.name in case.dims}
     bound = {t.name for t in op.weights}
     site = dispatcher.bind(

@@ -50,9 +50,9 @@ def _outside(subject: Subject, case: Case) -> Iterator[tuple[str, Case]]:
                 yield fact, other
                 break
     for scheme in (None, *(scheme for scheme, _ in space.schemes[:: max(1, len(space.schemes) // 50)])):
-        if not any(name.startswith("quant.") for name in subject.kernel.when.facts):
+        if not any("quant." in name for name in subject.kernel.when.facts):
             return
-        other = case.quantized(scheme, None if scheme is None else "plain")
+        other = case.quantized(space.op, scheme, None if scheme is None else "plain")
         if other != case and _unclaimed(subject, other):
             yield "quant.scheme", other
 
