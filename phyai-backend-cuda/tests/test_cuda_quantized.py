@@ -209,8 +209,8 @@ def mlp_facts(gate_up: Any, down: Any, activation: str = "gelu_tanh") -> Facts:
 
 
 def mlp_reference(x: torch.Tensor, gate_up: Any, down: Any, activation: str) -> torch.Tensor:
-    facts = Facts({"attrs.activation": activation, "dtype.y": "fp32"})
-    hidden = reference(gate_up, x).bfloat16()  # as the row rounds it
+    facts = Facts({"attrs.activation": activation, "dtype.y": "bf16"})
+    hidden = reference(gate_up, x).bfloat16()
     return reference(down, reference_activation(facts, {}, {}, Resources()).run(hidden))
 
 
