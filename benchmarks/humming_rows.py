@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -123,17 +124,25 @@ def prepare(
     return Row(plain, own, kernel.load()(facts, weights, {"rows": list(m)}, resources))
 
 
+def specifications_of(
+    scheme: QuantScheme, n: int, k: int, bias: bool, rows: Sequence[int], invariant: bool = False
+) -> dict[str, dict[str, Any]]:
+    """What the library compiles for these numbers of rows, by key: of numbers that share a kernel, one."""
+    from phyai_backend_humming.convert import layer_config
+    from phyai_backend_humming.schedules import specifications, unique
+
+    config = layer_config(scheme, n, k, torch.bfloat16, 0, bias=bias)
+    return unique([spec for spec, _ in specifications(config, rows, invariant=invariant, device=0)])
+
+
 def precompile(wanted: Iterator[tuple[QuantScheme, int, int, bool, tuple[int, ...], bool]]) -> dict[str, float]:
     """Compile what (scheme, N, K, bias, rows, invariant) ask for, side by side; the number of kernels and seconds."""
-    from phyai_backend_humming.convert import layer_config
     from phyai_backend_humming.library import library
-    from phyai_backend_humming.schedules import key_of, specifications
 
     begun = time.perf_counter()
-    specs = {}
-    for scheme, n, k, bias, m, invariant in wanted:
-        config = layer_config(scheme, n, k, torch.bfloat16, 0, bias=bias)
-        specs |= {key_of(s): s for s, _ in specifications(config, m, invariant=invariant, device=0)}
+    specs: dict[str, dict[str, Any]] = {}
+    for one in wanted:
+        specs |= specifications_of(*one)
     kind = library().HummingKernel
     with ThreadPoolExecutor(library().workers()) as pool:
         list(pool.map(lambda spec: kind.compile_many([(kind, spec)], 0), specs.values()))
@@ -142,24 +151,40 @@ def precompile(wanted: Iterator[tuple[QuantScheme, int, int, bool, tuple[int, ..
 
 def microseconds(calls: Sequence[Callable[[], Any]], *, replays: int = 12) -> float:
     """The median time of one of ``calls``, captured in one graph; more of them than L2 holds make each find it cold."""
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
+    return side_by_side({"": calls}, replays=replays)[""]
+
+
+def side_by_side(
+    sides: Mapping[str, Sequence[Callable[[], Any]]], *, replays: int = 12, seconds: float = 1.0
+) -> dict[str, float]:
+    """The median time of one call of every side: each side is captured in a graph, and the graphs take turns.
+
+    Turns end after ``seconds``, but not before five of them.
+    """
+    graphs = {}
+    for name, calls in sides.items():
+        for call in calls[:2]:
             call()
-    times = []
-    for _ in range(replays + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return sorted(times[2:])[replays // 2]
+        torch.cuda.synchronize()
+        graph = graphs[name] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    begun = time.monotonic()
+    for turn in range(replays + 2):
+        if turn >= 7 and time.monotonic() - begun > seconds:
+            break
+        for name, graph in graphs.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times[name].append(begin.elapsed_time(end) * 1e3 / len(sides[name]))
+    return {name: statistics.median(found[2:]) for name, found in times.items()}
 
 
 def copies(nbytes: int) -> int:
-    """How many weights of that size together exceed twice an H200's L2 cache; at least 2, at most 40."""
-    return max(2, min(40, -(-(128 << 20) // max(nbytes, 1))))
+    """How many weights of that size together exceed twice an H200's L2 cache; at least 2, at most 128."""
+    return max(2, min(128, -(-(128 << 20) // max(nbytes, 1))))
