@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from phyai.calls import check_names
 from phyai.catalog import Catalog
-from phyai.decision import Decision, RuleRef
 from phyai.dispatch.ahead import compile_ahead
 from phyai.dispatch.binding import signature as describe
 from phyai.dispatch.binding import static_facts
@@ -20,7 +19,7 @@ from phyai.dispatch.layouts import Layouts, Lowering, plain_quantized
 from phyai.dispatch.lent import Lent
 from phyai.dispatch.memo import Entry, Memo, Node, node_of
 from phyai.dispatch.replacement import PolicyChange, replace
-from phyai.dispatch.report import Report, SiteReport
+from phyai.dispatch.report import Report, report_of
 from phyai.dispatch.resources import EngineResources
 from phyai.dispatch.site import Site
 from phyai.dispatch.told import Told
@@ -28,7 +27,7 @@ from phyai.environment import Environment
 from phyai.errors import CallError, CaptureError, FrozenSiteError, PhyAIError
 from phyai.facts import Facts
 from phyai.kernel import Progress
-from phyai.policy import Layer, Policy
+from phyai.policy import Policy
 from phyai.resolver import resolve
 
 
@@ -339,13 +338,4 @@ class Dispatcher:
 
     def report(self) -> Report:
         """Every site with its decisions, and the user's rules that none of them matched."""
-        sites = tuple(
-            SiteReport(s.name, s.op.name, s.dynamic, s.frozen, s.decisions, s.lowering.choices) for s in self.sites
-        )
-        matched = {ref for site in sites for decision in site.decisions for ref in _matched(decision)}
-        rules = (rule.ref for rule in self.policy.rules if rule.layer >= Layer.USER)
-        return Report(sites, tuple(ref for ref in rules if ref not in matched))
-
-
-def _matched(decision: Decision) -> set[RuleRef]:
-    return {*decision.matched, *(ref for part in decision.parts.values() for ref in _matched(part))}
+        return report_of(self.sites, self.policy)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from phyai.decision import Decision, RuleRef
+from phyai.policy import Layer, Policy
 from phyai.quant.lowering import LayoutChoice
+
+if TYPE_CHECKING:
+    from phyai.dispatch.site import Site
 
 
 @attrs.frozen
@@ -45,3 +49,15 @@ class Report:
             ],
             "unmatched_rules": [attrs.asdict(rule) for rule in self.unmatched],
         }
+
+
+def report_of(sites: Iterable[Site], policy: Policy) -> Report:
+    """Every site with its decisions, and the user's rules in ``policy`` that none of them matched."""
+    found = tuple(SiteReport(s.name, s.op.name, s.dynamic, s.frozen, s.decisions, s.lowering.choices) for s in sites)
+    matched = {ref for site in found for decision in site.decisions for ref in _matched(decision)}
+    rules = (rule.ref for rule in policy.rules if rule.layer >= Layer.USER)
+    return Report(found, tuple(ref for ref in rules if ref not in matched))
+
+
+def _matched(decision: Decision) -> set[RuleRef]:
+    return {*decision.matched, *(ref for part in decision.parts.values() for ref in _matched(part))}

@@ -10,7 +10,8 @@ import attrs
 import torch
 from phyai.errors import CheckpointError
 from phyai.quant import QuantScheme
-from phyai.quant.realize.rtn import CHUNK, NotFinite, quantize_rows
+from phyai.quant.realize.groups import CHUNK
+from phyai.quant.realize.rtn import NotFinite, quantize_rows
 from phyai.quant.storage import KV_CACHE_SUFFIXES, StoredLayer
 from phyai.quant.weight import QuantizedWeight
 

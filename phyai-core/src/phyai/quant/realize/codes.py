@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from phyai.quant.elements import element
+from phyai.quant.elements import Element, element
 from phyai.quant.realize.bits import pack_bits, unpack_bits
 
 if TYPE_CHECKING:
@@ -33,6 +33,31 @@ def plain_codes(codes: torch.Tensor, dtype: str) -> torch.Tensor:
     if bits == 8:
         return codes.to(torch.int8 if kind == "int" else torch.uint8).contiguous()
     return pack_bits((codes & ((1 << bits) - 1)).to(torch.uint8), bits).contiguous()
+
+
+def codes_of(values: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The codes, in the plain layout, of values that codes stand for exactly."""
+    import torch
+
+    fp8 = torch_fp8(dtype)
+    if fp8 is not None:
+        return values.to(fp8)
+    if element(dtype).kind != "float":
+        return plain_codes(values.to(torch.int16), dtype)
+    return plain_codes(_patterns(values, element(dtype)), dtype)
+
+
+def _patterns(values: torch.Tensor, info: Element) -> torch.Tensor:
+    """The bit patterns of a narrow float's values, given exactly in float32: uint8."""
+    import torch
+
+    smallest = 2.0 ** (1 - info.bias)  # of those that are normal; below it, codes count multiples of the quantum
+    size = values.abs()
+    below = size.clamp(max=smallest).mul_(2.0**info.mantissa / smallest).to(torch.int32)
+    above = size.clamp_(min=smallest).view(torch.int32) >> (23 - info.mantissa)  # what float32's mantissa has more
+    offset = ((127 - info.bias) << info.mantissa) + (1 << info.mantissa)
+    sign = (values.view(torch.int32) >> (32 - info.bits)) & (1 << (info.bits - 1))
+    return above.add_(below).sub_(offset).bitwise_or_(sign).to(torch.uint8)
 
 
 def code_patterns(codes: torch.Tensor, dtype: str, k: int) -> torch.Tensor:
