@@ -51,14 +51,14 @@ def quickest(times: Times, layer: str, m: int, allowed: Sequence[str] | None = N
 def table(times: Times) -> str:
     """The map as text."""
     columns = sorted({m for _, m, _ in times})
-    lines = ["layer            " + "".join(f"{f"M={m}":>27}" for m in columns)]
+    lines = ["layer            " + "".join(f"M={m}".rjust(27) for m in columns)]
     for layer in LAYERS:
         cells = []
         for m in columns:
             winner = quickest(times, layer, m)
             base = times.get((layer, m, CUBLAS))
             ratio = f" {base / times[layer, m, winner]:.2f}x" if base and winner else ""
-            cells.append(f"{(winner or "-") + ratio:>27}")
+            cells.append(((winner or "-") + ratio).rjust(27))
         lines.append(f"{layer:17}" + "".join(cells))
     return "\n".join(lines)
 
