@@ -16,7 +16,8 @@ from phyai.quant.scheme import QuantScheme, TensorQuant
 from phyai.testing.quantized import quantized_weight
 from phyai_backend_cuda.quantized.records import KERNELS
 from phyai_backend_reference.quantized.gemm import prepare_quantized_input
-from phyai_backend_reference.reference.gated_activation import prepare as reference_activation
+from phyai_backend_reference.reference.activation import prepare as plain_activation
+from phyai_backend_reference.reference.gated_activation import prepare as gated_activation
 from phyai_backend_reference.reference.quantize_activation import prepare as reference_quantize
 
 ON_GPU = torch.cuda.is_available()
@@ -34,6 +35,7 @@ GRANULARITIES = [
 ]  # fmt: skip
 PRODUCTS = ["cuda.gemm.fp8_a8", "cuda.gemm.fp8_a8_fast"]
 MLPS = ["cuda.gated_mlp.fp8_a8", "cuda.gated_mlp.fp8_a8_fast"]
+PLAIN_MLPS = ["cuda.mlp.fp8_a8", "cuda.mlp.fp8_a8_fast"]
 
 
 class Resources:
@@ -201,17 +203,25 @@ def test_what_a_product_cannot_do_is_refused_with_the_reason(changes: dict[str, 
     assert word in (BY_ID["cuda.gemm.fp8_a8"].when.why_not(facts) or "")
 
 
-def mlp_facts(gate_up: Any, down: Any, activation: str = "gelu_tanh") -> Facts:
-    parts = {f"parts.{n}.{f}": v for n, w in (("gate_up", gate_up), ("down", down)) for f, v in w.facts().items()}
-    dims = {"shape.M": 5, "shape.K": gate_up.shape[1], "shape.I": down.shape[1], "shape.N": down.shape[0]}
-    call = {"op": "gated_mlp", **dims, "dtype.x": "bf16", "dtype.y": "bf16", "attrs.activation": activation}
+def mlp_facts(
+    first: Any, second: Any, activation: str = "gelu_tanh", names: tuple[str, str] = ("gate_up", "down")
+) -> Facts:
+    parts = {f"parts.{n}.{f}": v for n, w in zip(names, (first, second), strict=True) for f, v in w.facts().items()}
+    dims = {"shape.M": 5, "shape.K": first.shape[1], "shape.I": second.shape[1], "shape.N": second.shape[0]}
+    call = {
+        "op": "mlp" if "fc1" in names else "gated_mlp",
+        **dims,
+        "dtype.x": "bf16",
+        "dtype.y": "bf16",
+        "attrs.activation": activation,
+    }
     return Facts({**H200, **call, **parts})
 
 
 def mlp_reference(x: torch.Tensor, gate_up: Any, down: Any, activation: str) -> torch.Tensor:
     facts = Facts({"attrs.activation": activation, "dtype.y": "bf16"})
     hidden = reference(gate_up, x).bfloat16()
-    return reference(down, reference_activation(facts, {}, {}, Resources()).run(hidden))
+    return reference(down, gated_activation(facts, {}, {}, Resources()).run(hidden))
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> None:
@@ -238,6 +248,22 @@ def test_a_gated_mlp_equals_its_parts(id: str, activation: str, first: tuple[str
     close(prepared.run(x), mlp_reference(x.flatten(0, 1), *new, activation).view(2, 3, 16))
 
 
+@pytest.mark.parametrize("id", PLAIN_MLPS)
+@pytest.mark.parametrize("first", GRANULARITIES)
+@pytest.mark.parametrize("biased", [True, False])
+def test_an_mlp_equals_its_parts(id: str, first: tuple[str, str, bool], biased: bool) -> None:
+    second = ("channel", "token", True) if first[2] else first
+    fc1, fc2, x = weight_of(48, 32, *first), weight_of(16, 48, *second, seed=1), normal(5, 32, seed=2)
+    biases = [normal(48, seed=3), normal(16, seed=4)] if biased else [None, None]
+    facts = mlp_facts(fc1, fc2, names=("fc1", "fc2"))
+    assert BY_ID[id].when.holds(facts)
+    weights = {"fc1": fc1, "fc2": fc2, "fc1_bias": biases[0], "fc2_bias": biases[1]}
+    prepared = BY_ID[id].load()(facts, weights, {}, Resources())
+    activated = Facts({"attrs.activation": "gelu_tanh", "dtype.y": "bf16"})
+    hidden = plain_activation(activated, {}, {}, Resources()).run(reference(fc1, x, biases[0]).bfloat16())
+    close(prepared.run(x), reference(fc2, hidden, biases[1]))
+
+
 def test_a_gated_mlp_refuses_one_dynamic_scale_for_what_lies_between() -> None:
     gate_up, down = weight_of(96, 32, "channel", "token", True), weight_of(16, 48, "tensor", "tensor", True)
     assert BY_ID[MLPS[0]].when.why_not(mlp_facts(gate_up, down))
@@ -253,7 +279,7 @@ def test_products_of_no_rows() -> None:
 
 
 def test_fast_products_promise_less() -> None:
-    for usual, fast in ((PRODUCTS[0], PRODUCTS[1]), (MLPS[0], MLPS[1])):
+    for usual, fast in (PRODUCTS, MLPS, PLAIN_MLPS):
         assert BY_ID[usual].numerics.accumulation == "fp32"
         assert BY_ID[fast].numerics.accumulation != "fp32"
         assert BY_ID[fast].rank < BY_ID[usual].rank

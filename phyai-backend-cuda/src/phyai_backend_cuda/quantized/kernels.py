@@ -85,26 +85,32 @@ def _largest(x, parts, M, x_step, K: tl.constexpr, STEPS: tl.constexpr, BLOCK: t
 
 
 @triton.jit
-def _gated_quantize(
+def _activate_quantize(
     x, row_scale, column_scale, given, codes, scales, x_step, width: tl.constexpr, KIND: tl.constexpr,
-    TOP: tl.constexpr, SCALED: tl.constexpr, STATIC: tl.constexpr, PER_ROW: tl.constexpr, BLOCK: tl.constexpr,
+    GATED: tl.constexpr, TOP: tl.constexpr, SCALED: tl.constexpr, STATIC: tl.constexpr, PER_ROW: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row: the activated first half times the second, quantized. ``SCALED``: x is still to be scaled."""
+    """One row, activated, times its second half where GATED, quantized. ``SCALED``: x is still to be scaled."""
     row, d = tl.program_id(0), tl.arange(0, BLOCK)
     keep = d < width
     at = x + row.to(tl.int64) * x_step + d
-    gate, up = tl.load(at, keep, 0.0).to(tl.float32), tl.load(at + width, keep, 0.0).to(tl.float32)
+    v = tl.load(at, keep, 0.0).to(tl.float32)
+    if GATED:
+        up = tl.load(at + width, keep, 0.0).to(tl.float32)
     if SCALED:
         whole = tl.load(row_scale + row)
-        gate *= whole * tl.load(column_scale + d, keep, 0.0)
-        up *= whole * tl.load(column_scale + width + d, keep, 0.0)
+        v *= whole * tl.load(column_scale + d, keep, 0.0)
+        if GATED:
+            up *= whole * tl.load(column_scale + width + d, keep, 0.0)
     if KIND == "silu":
-        gate *= tl.sigmoid(gate)
+        v *= tl.sigmoid(v)
     elif KIND == "gelu":
-        gate *= 0.5 * (1 + tl.erf(gate * 0.7071067811865476))
+        v *= 0.5 * (1 + tl.erf(v * 0.7071067811865476))
     else:  # gelu_tanh: (1 + tanh(u)) / 2 = sigmoid(2u)
-        gate *= tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    v = (gate * up).to(tl.bfloat16).to(tl.float32)  # as the chain of ops has it: then the codes are the chain's
+        v *= tl.sigmoid(1.5957691216057308 * (v + 0.044715 * v * v * v))
+    if GATED:
+        v *= up
+    v = v.to(tl.bfloat16).to(tl.float32)  # as the chain of ops has it: then the codes are the chain's
     scale = tl.load(given) if STATIC else _scale_of(tl.max(tl.abs(v), 0), TOP)
     tl.store(codes + row.to(tl.int64) * width + d, _encode(tl.div_rn(v, scale), codes, TOP), keep)
     if PER_ROW:
@@ -142,18 +148,19 @@ def quantize(
     settle(codes, written)
 
 
-def gated_quantize(
-    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, activation: str, *, given: torch.Tensor | None = None,
-    row_scale: torch.Tensor | None = None, column_scale: torch.Tensor | None = None,
+def activate_quantize(
+    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, activation: str, *, gated: bool,
+    given: torch.Tensor | None = None, row_scale: torch.Tensor | None = None,
+    column_scale: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Write ``codes [M, I]`` and ``scales`` of the gated activation of ``x [M, 2·I]`` (gate, then up), one launch.
+    """Write ``codes [M, I]`` and ``scales`` of the activation of ``x``, in one launch.
 
-    All are contiguous. ``given`` is as in :func:`quantize`. With ``row_scale [M]`` and ``column_scale [2·I]`` x is
-    multiplied by both first.
+    ``x`` is ``[M, I]``, or ``[M, 2·I]`` (gate, then up) where ``gated``. All are contiguous. ``given`` is as in
+    :func:`quantize`. With ``row_scale [M]`` and one ``column_scale`` for each column, x is multiplied by both first.
     """
     rows, width = codes.shape
     block = triton.next_power_of_2(width)
-    _gated_quantize[(rows,)](
-        x, row_scale, column_scale, given, codes, scales, x.stride(0), width, activation, TOP[codes.dtype],
+    _activate_quantize[(rows,)](
+        x, row_scale, column_scale, given, codes, scales, x.stride(0), width, activation, gated, TOP[codes.dtype],
         row_scale is not None, given is not None, len(scales) == rows, block, num_warps=warps(block),
     )  # fmt: skip

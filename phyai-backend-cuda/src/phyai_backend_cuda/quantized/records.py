@@ -6,7 +6,7 @@ others move partial sums to fp32 every few steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phyai.kernel import Band, Capture, Kernel, Numerics
@@ -44,7 +44,7 @@ def _fp8(part: str | None, granularities: list[Mapping[str, Any]]) -> dict[str, 
 
 def _product(id: str, when: Mapping[str, Any], doc: str) -> list[Kernel]:
     """The row, and the one that accumulates fast."""
-    module = f"phyai_backend_cuda.quantized.{id.split('.')[1]}"
+    module = f"phyai_backend_cuda.quantized.{id.split('.')[1].removeprefix('gated_')}"
     return [
         Kernel(
             id=id + ("_fast" if fast else ""), op=id.split(".")[1],
@@ -71,12 +71,18 @@ _GEMM: Mapping[str, Any] = {
         *({**_fp8(None, [_BY_TENSOR]), "dtype.y": dtype, "dtype.bias": [None, dtype]} for dtype in ("bf16", "fp16")),
     ],
 }  # fmt: skip
-_MLP: Mapping[str, Any] = {
-    "dtype.x": "bf16", "dtype.y": "bf16", "attrs.activation": ["silu", "gelu", "gelu_tanh"],
-    "shape.K": f"%16,{ROW_LIMIT}", "shape.I": f"%16,{ROW_LIMIT}", "shape.N": "%16",
-    "all_of": [_fp8("gate_up", [*_BY_ROWS, _BY_TENSOR]), _fp8("down", _KNOWN)],
-}  # fmt: skip
 
+
+def _mlp(first: str, second: str, biases: Sequence[str] = ()) -> dict[str, Any]:
+    return {
+        **dict.fromkeys(("dtype.x", "dtype.y"), "bf16"), **{f"dtype.{bias}": [None, "bf16"] for bias in biases},
+        "attrs.activation": ["silu", "gelu", "gelu_tanh"],
+        "shape.K": f"%16,{ROW_LIMIT}", "shape.I": f"%16,{ROW_LIMIT}", "shape.N": "%16",
+        "all_of": [_fp8(first, [*_BY_ROWS, _BY_TENSOR]), _fp8(second, _KNOWN)],
+    }  # fmt: skip
+
+
+_MLP_DOC = "torch._scaled_mm twice, the activation quantized as it is computed"
 KERNELS: tuple[Kernel, ...] = (
     Kernel(
         id="cuda.quantize_activation", op="quantize_activation",
@@ -86,5 +92,6 @@ KERNELS: tuple[Kernel, ...] = (
         doc="one launch; two where one dynamic scale is the whole tensor's",
     ),
     *_product("cuda.gemm.fp8_a8", _GEMM, "inputs quantized in one launch, then torch._scaled_mm"),
-    *_product("cuda.gated_mlp.fp8_a8", _MLP, "torch._scaled_mm twice, the activation quantized as it is computed"),
+    *_product("cuda.gated_mlp.fp8_a8", _mlp("gate_up", "down"), _MLP_DOC),
+    *_product("cuda.mlp.fp8_a8", _mlp("fc1", "fc2", ("fc1_bias", "fc2_bias")), _MLP_DOC),
 )  # fmt: skip

@@ -35,8 +35,8 @@ class Case:
     """The arguments of one call, and the form in which they are given.
 
     ``dims``, ``dtypes`` (of every tensor that is there), ``attrs`` (that differ from their defaults), ``present`` and
-    ``facts`` are those of an argument spec. ``scheme`` and ``layout`` describe a quantized weight (of a composite op all
-    that can be), ``params`` what a policy gives the kernel. ``lead`` are the leading dimensions that a ``...M``
+    ``facts`` are those of an argument spec. ``scheme`` and ``layout`` describe a quantized weight (of a composite op
+    all that can be), ``params`` what a policy gives the kernel. ``lead`` are the leading dimensions that a ``...M``
     dimension stands for (None: one).
     ``alias``: floating inputs of one shape share their memory, where nothing is mutated.
     """

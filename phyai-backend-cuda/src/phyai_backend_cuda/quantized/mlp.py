@@ -1,11 +1,11 @@
-"""``cuda.gated_mlp.fp8_a8``: four launches, and nothing between the products in 16 bits but the first one's result.
+"""``cuda.mlp.fp8_a8`` and ``cuda.gated_mlp.fp8_a8``: four launches each.
 
 ::
 
-    x           → FP8 codes, one scale per row (or a static one)
-    gate_up     → torch._scaled_mm, 16 bits
-    activation  → gate · up in fp32, straight to FP8 codes and scales
-    down        → torch._scaled_mm
+    x               → FP8 codes, one scale per row (or a static one)
+    first product   → torch._scaled_mm, 16 bits
+    activation      → in fp32, straight to FP8 codes and scales
+    second product  → torch._scaled_mm
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.quantized.kernels import gated_quantize
+from phyai_backend_cuda.quantized.kernels import activate_quantize
 from phyai_backend_cuda.quantized.product import Fp8Product, placed
 
 
@@ -30,12 +30,14 @@ def prepare_fast(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, 
 
 
 def _prepare(facts: Facts, weights: Mapping[str, Any], resources: Resources, *, fast: bool) -> Prepared:
+    gated = facts["op"] == "gated_mlp"
+    names = ("gate_up", "down") if gated else ("fc1", "fc2")
     first, second = (
-        Fp8Product(weights[part], None, facts.under(f"parts.{part}.quant"), resources, fast=fast)
-        for part in ("gate_up", "down")
+        Fp8Product(weights[n], weights.get(f"{n}_bias"), facts.under(f"parts.{n}.quant"), resources, fast=fast)
+        for n in names
     )
     activation, dtype = str(facts["attrs.activation"]), torch.bfloat16
-    k, n = weights["gate_up"].shape[1], weights["down"].shape[0]
+    k, n = weights[names[0]].shape[1], weights[names[1]].shape[0]
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         shape = (*x.shape[:-1], n)
@@ -43,11 +45,11 @@ def _prepare(facts: Facts, weights: Mapping[str, Any], resources: Resources, *, 
             return torch.empty(shape, dtype=dtype, device=x.device) if out is None else out
         hidden = first(*first.quantized(x.reshape(-1, k)), dtype)
         codes, scales = second.empty(len(hidden))
-        gated_quantize(hidden, codes, scales, activation, given=second.given)
+        activate_quantize(hidden, codes, scales, activation, gated=gated, given=second.given)
         return placed(second, (codes, scales), shape, dtype, out)
 
     def refresh(new: Mapping[str, Any]) -> None:
-        first.refresh(new["gate_up"], None)
-        second.refresh(new["down"], None)
+        for product, name in zip((first, second), names, strict=True):
+            product.refresh(new[name], new.get(f"{name}_bias"))
 
     return Prepared(run, refresh=refresh)
