@@ -3,6 +3,8 @@
 import torch
 from phyai.dispatch import Dispatcher
 from phyai.environment import Environment
+from phyai.quant import plan_from_policy
+from phyai.quant.weight import QuantizedWeight
 from phyai.resolver import resolve
 from phyai_models.layers import Scope
 from phyai_models.pi.config import PiConfig
@@ -10,6 +12,9 @@ from phyai_models.pi.loading import model_class
 from phyai_models.pi.model import Savings
 from phyai_models.pi.precision import Precision
 from phyai_models.weights import WeightSource
+
+#: What codes of one byte are stored as.
+STORED = {"fp8_e4m3": "float8_e4m3fn", "int8": "int8"}
 
 
 class Nothing(WeightSource):
@@ -24,6 +29,11 @@ class Nothing(WeightSource):
     def stored_quantized(self, name):
         return None
 
+    def quantize(self, name, shape, scheme, method, device):
+        codes = torch.empty(shape, dtype=getattr(torch, STORED[scheme.weight.dtype]), device=device)
+        scale = torch.empty(scheme.weight.scale_shape(*shape), device=device)
+        return QuantizedWeight(scheme, shape, codes=codes, scale=scale)
+
 
 def decisions(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=False, family="pi05", libraries=None):
     """``{(role, op, dimension M or T): kernel id}`` of every call of an inference captured in a CUDA graph."""
@@ -33,6 +43,7 @@ def decisions(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=Fal
     scope = Scope(
         dispatcher, torch.device("meta"), family, "", torch.bfloat16, torch.bfloat16,
         facts={"model.family": family}, capture=True, fixed_lengths=fixed_lengths,
+        quantization=plan_from_policy(policy.quantization),
     )  # fmt: skip
     model = model_class(family)(scope, config, Precision.of(config, "bf16"), Savings())
     model.load(Nothing())
