@@ -104,6 +104,21 @@ def test_a_site_that_specializes_is_dynamic():
         site.run(x(6))
 
 
+def test_freezing_prepares_no_uncalled_kernel_that_reads_a_fact_which_only_calls_have():
+    def prepare(facts, weights, params, resources):
+        rows = facts["shape.M"]
+        return Prepared(run=lambda x, out=None, state=None: rows, refresh=lambda new: None)
+
+    made = dispatcher(kernel("a.gemm", prepare=prepare, specializes_on=("shape.M",)))
+    site = gemm_site(made)
+    made.freeze()
+    assert site.decisions == ()
+    with pytest.raises(FrozenSiteError, match=r"shape\.M=3"):
+        site.run(x(3))
+    made.thaw()
+    assert site.run(x(3)) == 3
+
+
 def test_freezing_is_all_or_nothing():
     made = dispatcher(plain("a.gemm"))
     site = gemm_site(made)

@@ -175,8 +175,9 @@ class Site:
         self.thaw()
 
     def settle(self) -> None:
-        """Decide a static site that no call has decided."""
-        if not self.dynamic and not self.frozen:
+        """Decide a static site that no call has decided. Nothing is prepared for it where the kernel reads an open
+        fact, which only a call has: by that choice the site is dynamic."""
+        if not self.dynamic and not self.frozen and not self._dispatcher.node(self, self.static).names:
             self._entry(self.static)
 
     def freeze(self) -> None:
