@@ -79,12 +79,12 @@ def examine(
     tallies = [_Tally(check) for check in checks if check.unavailable(subject) is None]
     values = [tally for tally in tallies if tally.check is VALUES_CHECK]
     with contextlib.suppress(_DeviceFailed):
-        _try(subject, [base], tallies, None, stop)
+        _try(subject, [base], tallies[:1], None)
+        _try(subject, [base], tallies[1:], None, stop)
         _try(subject, corners(subject, base), values or tallies, deadline - seconds / 2, stop)
         _draw(subject, tallies, deadline, seed, calls, stop)
         _insist(subject, base, tallies, min(deadline + seconds / 2, stop))
-    smaller = time.monotonic() < stop
-    reports = [_report(subject, tally, name, smaller=smaller) for tally in tallies]
+    reports = [_report(subject, tally, name, _shrinking(stop)) for tally in tallies]
     skipped = [
         CheckReport(check.name, Outcome.SKIPPED, reason=reason)
         for check in checks
@@ -109,7 +109,7 @@ def examine_call(
     with contextlib.suppress(_DeviceFailed):
         _try(subject, [case], tallies, None)
     name = backend or subject.kernel.backend
-    reports = tuple(_report(subject, tally, name, smaller=False) for tally in tallies)
+    reports = tuple(_report(subject, tally, name, 0.0) for tally in tallies)
     return SubjectReport(subject.kernel.id, "kernel", reports)
 
 
@@ -118,10 +118,10 @@ def _try(
 ) -> None:
     for case in cases:
         for tally in tallies:
+            if time.monotonic() >= stop:
+                return
             if tally.failure is None:
                 _one(subject, case, tally)
-                if time.monotonic() >= stop:
-                    return
         if deadline is not None and time.monotonic() >= deadline:
             return
 
@@ -171,32 +171,34 @@ def _draw(
 def _insist(subject: Subject, base: Case, tallies: Sequence[_Tally], deadline: float) -> None:
     """Look among the corners for a call that a check says something about, where none has come up."""
     silent = [tally for tally in tallies if not tally.calls]
-    if not silent:
-        return
-    for case in corners(subject, base):
+    for case in corners(subject, base) if silent else ():
         for tally in silent:
+            if time.monotonic() >= deadline or all(t.calls for t in silent):
+                return
             if not tally.calls:
                 _one(subject, case, tally)
-            if time.monotonic() >= deadline:
-                return
-        if all(tally.calls for tally in silent):
-            return
 
 
-def _report(subject: Subject, tally: _Tally, backend: str, *, smaller: bool = True) -> CheckReport:
+def _shrinking(stop: float) -> float:
+    """How long a failing call may be made smaller: a part of the time that is left, so that other kernels have some."""
+    return min(SHRINK_SECONDS, max(1.0, (stop - time.monotonic()) / 4))
+
+
+def _report(subject: Subject, tally: _Tally, backend: str, seconds: float) -> CheckReport:
+    """What a check found; a failing call is made smaller for so many ``seconds``."""
     if tally.failure is None:
         if tally.calls:
             return CheckReport(tally.check.name, Outcome.PASSED, tally.calls)
         return CheckReport(tally.check.name, Outcome.SKIPPED, reason="; ".join(tally.reasons) or NOT_MADE)
     case, words = tally.failure
-    if smaller and not _device_failed(subject):
-        case, words = _smallest(subject, tally.check, case, words)
+    if seconds > 0 and not _device_failed(subject):
+        case, words = _smallest(subject, tally.check, case, words, seconds)
     call = case.to_json(subject.op)
     line = reproduction(backend, subject.kernel.id, tally.check.name, call, subject.device)
     return CheckReport(tally.check.name, Outcome.FAILED, tally.calls, words, call, line)
 
 
-def _smallest(subject: Subject, check: Check, case: Case, words: str) -> tuple[Case, str]:
+def _smallest(subject: Subject, check: Check, case: Case, words: str, seconds: float) -> tuple[Case, str]:
     last = [words]
 
     def fails(candidate: Case) -> bool:
@@ -209,7 +211,7 @@ def _smallest(subject: Subject, check: Check, case: Case, words: str) -> tuple[C
             return True
         return False
 
-    small = shrink(case, fails, subject.space, SHRINK_SECONDS)
+    small = shrink(case, fails, subject.space, seconds)
     return small, last[0]
 
 
