@@ -21,10 +21,15 @@ def policy(name, catalog, tmp_path=None, more=""):
     return load_policy(path, catalog=catalog).policy
 
 
-def test_every_call_has_a_kernel_that_is_no_reference_but_the_scaled_embedding(catalog):
+def test_every_call_has_a_kernel_that_is_no_reference(catalog):
     found = decisions("h200", policy("h200_bf16.yaml", catalog), catalog)
-    reference = {key for key, ids in found.items() if any(id.startswith("reference.") for id in ids)}
-    assert reference == {("prefix", "embedding")}
+    assert not {key for key, ids in found.items() if any(id.startswith("reference.") for id in ids)}
+
+
+def test_the_vision_tower_adds_and_activates_inside_other_launches(catalog):
+    found = decisions("h200", policy("h200_bf16.yaml", catalog), catalog)
+    assert found["vision", "layer_norm_add"] == ["cuda.layer_norm_add"]
+    assert found["vision", "mlp"] == ["torch.mlp.addmm_activation"]
 
 
 def test_attention_is_the_best_measured_for_each_shape(catalog):
