@@ -169,7 +169,13 @@ class AllOf(Compound):
         return any_of(*(part.negate() for part in self.parts))
 
     def given(self, facts: Known, *, absent: Container[str] = ()) -> Predicate:
-        return all_of(*(part.given(facts, absent=absent) for part in self.parts))
+        left = []
+        for part in self.parts:
+            rest = part.given(facts, absent=absent)
+            if rest is FALSE:
+                return FALSE  # most kernels are for another device or dtype: what else they ask does not matter
+            left.append(rest)
+        return all_of(*left)
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.parts)) if self.parts else "always"
@@ -198,7 +204,13 @@ class AnyOf(Compound):
         return all_of(*(part.negate() for part in self.parts))
 
     def given(self, facts: Known, *, absent: Container[str] = ()) -> Predicate:
-        return any_of(*(part.given(facts, absent=absent) for part in self.parts))
+        left = []
+        for part in self.parts:
+            rest = part.given(facts, absent=absent)
+            if rest is TRUE:
+                return TRUE
+            left.append(rest)
+        return any_of(*left)
 
     def __str__(self) -> str:
         return "(" + " or ".join(map(str, self.parts)) + ")" if self.parts else "never"
