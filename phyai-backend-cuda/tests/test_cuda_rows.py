@@ -17,6 +17,7 @@ ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 pytest.importorskip("triton", reason="triton is not installed")
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}
@@ -74,14 +75,14 @@ def test_skinny_takes_64_rows_and_no_more(rows: int) -> None:
 @pytest.mark.parametrize("offset", [0, 1])
 def test_rms_norm(offset: int) -> None:
     x, w = normal(3, 5, 72), normal(72, seed=1)
-    run = prepare("cuda.rms_norm", {"shape.D": 72, "attrs.eps": 1e-6, "attrs.offset": offset}, weight=w).run
+    run = prepare("cuda.rms_norm", {"attrs.eps": 1e-6, "attrs.offset": offset}, weight=w).run
     close(run(x), unit(x.double(), 1e-6) * (offset + w.double()))
 
 
 def test_rms_norm_add_updates_the_residual() -> None:
     x, residual, w = normal(5, 72), normal(5, 72, seed=1), normal(72, seed=2)
     want = x.double() + residual.double()
-    y = prepare("cuda.rms_norm_add", {"shape.D": 72}, weight=w).run(x, residual)
+    y = prepare("cuda.rms_norm_add", {}, weight=w).run(x, residual)
     close(residual, want)
     close(y, unit(want, 1e-6) * w.double())
 
@@ -89,7 +90,7 @@ def test_rms_norm_add_updates_the_residual() -> None:
 @pytest.mark.parametrize("conditions", [1, 2, 6])
 def test_ada_rms_norm_returns_its_gate(conditions: int) -> None:
     x, modulation = normal(6, 40), normal(conditions, 120, seed=1)
-    y, gate = prepare("cuda.ada_rms_norm", {"shape.D": 40}).run(x, modulation)
+    y, gate = prepare("cuda.ada_rms_norm", {}).run(x, modulation)
     scale, shift, want = modulation.double().repeat_interleave(6 // conditions, 0).chunk(3, -1)
     close(y, unit(x.double(), 1e-6) * (1 + scale) + shift)
     assert torch.equal(gate, modulation[:, 80:])
@@ -98,13 +99,32 @@ def test_ada_rms_norm_returns_its_gate(conditions: int) -> None:
 
 def test_layer_norm() -> None:
     x, w, b = normal(7, 48), normal(48, seed=1), normal(48, seed=2)
-    y = prepare("cuda.layer_norm", {"shape.D": 48, "attrs.eps": 1e-5}, weight=w, bias=b).run(x)
+    y = prepare("cuda.layer_norm", {"attrs.eps": 1e-5}, weight=w, bias=b).run(x)
     close(y, torch.nn.functional.layer_norm(x.double(), (48,), w.double(), b.double(), 1e-5))
+
+
+def test_layer_norm_add_updates_the_residual() -> None:
+    x, residual, w, b = normal(5, 72), normal(5, 72, seed=1), normal(72, seed=2), normal(72, seed=3)
+    want = x.double() + residual.double()
+    y = prepare("cuda.layer_norm_add", {"attrs.eps": 1e-5}, weight=w, bias=b).run(x, residual)
+    close(residual, want)
+    close(y, torch.nn.functional.layer_norm(want, (72,), w.double(), b.double(), 1e-5))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_embedding_of_a_shard_is_scaled_and_zero_outside(dtype: torch.dtype) -> None:
+    table, ids = normal(7, 40), torch.tensor([[4, 10], [3, 11], [0, -1]], device=DEVICE, dtype=dtype)
+    y = prepare("cuda.embedding", {"attrs.start": 4, "attrs.end": 11, "attrs.scale": 3.0}, weight=table).run(ids)
+    assert y.shape == (3, 2, 40)
+    close(y[0], table[[0, 6]].double() * 3)
+    assert not y[1, 1].any()
+    assert not y[1:, 0].any()
+    assert not y[2].any()
 
 
 def test_gated_residual() -> None:
     residual, x, gate = normal(6, 40), normal(6, 40, seed=1), normal(2, 40, seed=2)
-    y = prepare("cuda.gated_residual", {"shape.D": 40}).run(residual, x, gate)
+    y = prepare("cuda.gated_residual", {}).run(residual, x, gate)
     close(y, residual.double() + x.double() * gate.double().repeat_interleave(3, 0))
 
 
@@ -114,7 +134,7 @@ def test_gated_activation(kind: str) -> None:
     gate, up = x.double().chunk(2, -1)
     F = torch.nn.functional
     act = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda v: F.gelu(v, approximate="tanh")}[kind]
-    close(prepare("cuda.gated_activation", {"shape.I": 600, "attrs.activation": kind}).run(x), act(gate) * up)
+    close(prepare("cuda.gated_activation", {"attrs.activation": kind}).run(x), act(gate) * up)
 
 
 def table(positions: int, rotary: int) -> torch.Tensor:
@@ -137,8 +157,8 @@ def rotated(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, sty
 def test_rope(style: str, rotary: int) -> None:
     q, k, cos_sin = normal(5, 3, 32), normal(5, 1, 32, seed=1), table(50, rotary)
     positions = torch.tensor([3, 0, 49, 7, 7], device=DEVICE)
-    facts = {"shape.heads": 3, "shape.kv_heads": 1, "shape.head_dim": 32, "shape.rotary_dim": rotary}
-    got = prepare("cuda.rope", {**facts, "attrs.style": style}, cos_sin=cos_sin).run(q, k, positions)
+    facts = {"shape.rotary_dim": rotary, "attrs.style": style}
+    got = prepare("cuda.rope", facts, cos_sin=cos_sin).run(q, k, positions)
     for y, x in zip(got, (q, k), strict=True):
         close(y, rotated(x, positions, cos_sin, style))
 
@@ -150,7 +170,7 @@ def test_kv_write_touches_its_slots_alone() -> None:
     slots = torch.tensor([19, 0, 7], device=DEVICE)
     for cache, new in zip(want, (k, v), strict=True):
         cache.view(20, 2, 16)[slots] = new
-    prepare("cuda.kv_write", {"shape.kv_heads": 2, "shape.head_dim": 16}).run(k, v, *caches, slots)
+    prepare("cuda.kv_write", {}).run(k, v, *caches, slots)
     assert all(torch.equal(a, b) for a, b in zip(caches, want, strict=True))
 
 
@@ -158,8 +178,9 @@ def test_qkv_rope_kv_write() -> None:
     x, w, cos_sin = normal(3, 24), normal(4 * 16, 24, seed=1), table(9, 16)
     caches, slots = [normal(2, 4, 1, 16, seed=s) for s in (2, 3)], torch.tensor([6, 1, 2], device=DEVICE)
     positions = torch.tensor([8, 2, 5], device=DEVICE)
-    facts = {"shape.heads": 2, "shape.kv_heads": 1, "shape.head_dim": 16, "shape.rotary_dim": 16}
-    q = prepare("cuda.qkv_rope_kv_write", facts, weight=w, cos_sin=cos_sin).run(x, positions, *caches, slots)
+    q = prepare("cuda.qkv_rope_kv_write", {"shape.rotary_dim": 16}, weight=w, cos_sin=cos_sin).run(
+        x, positions, *caches, slots
+    )
     qkv = torch.nn.functional.linear(x, w).view(3, 4, 16)
     close(q, rotated(qkv[:, :2], positions, cos_sin, "neox"))
     close(caches[0].view(8, 1, 16)[slots], rotated(qkv[:, 2:3], positions, cos_sin, "neox"))
@@ -179,6 +200,6 @@ def test_skinny_gemm(rows: int, n: int, k: int) -> None:
 @pytest.mark.parametrize("id", ["cuda.rms_norm", "cuda.gated_residual", "cuda.gated_activation"])
 def test_no_rows_are_no_work(id: str) -> None:
     empty = torch.empty(0, 64, dtype=torch.bfloat16, device=DEVICE)
-    prepared = prepare(id, {"shape.D": 64, "shape.I": 32, "attrs.activation": "silu"})
+    prepared = prepare(id, {"attrs.activation": "silu"})
     inputs = (empty, empty, empty[:, :64]) if id == "cuda.gated_residual" else (empty,)
     assert len(prepared.run(*inputs)) == 0
