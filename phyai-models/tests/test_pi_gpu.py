@@ -7,6 +7,8 @@ import pytest
 import torch
 from phyai.engine import RuntimeConfig
 from phyai.errors import DeviceMemoryError
+from phyai_models.bench.tape import record_tape
+from phyai_models.bench.where import spans_of
 from phyai_models.pi.hosted import DeviceBatch, LerobotBatch, NewWeights
 from phyai_models.runner import memory_errors
 from pi_cases import CASES, case, cosine, engine, random_batch, random_checkpoint, relative_error
@@ -125,6 +127,24 @@ def test_a_kernel_that_fails_while_captured_is_named_and_replaced(tmp_path, cata
         assert torch.randn(3, device="cuda").isfinite().all()
     with engine(directory, catalog=catalog) as cpu:
         assert relative_error(got, actions(cpu, batch)) < 1e-4
+
+
+@torch.no_grad()
+def test_the_same_calls_without_call_sites_make_the_same_graph(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch = random_batch(directory, batch=1, tokens=3)
+    with engine(directory, catalog=catalog, device="cuda", runtime=GRAPH) as running:
+        want = actions(running, batch)
+        program = next(iter(running.model.runner._programs.values()))
+        tape, graph = record_tape(program.compute, running.dispatcher), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            tape.play()
+        program.actions.zero_()
+        graph.replay()
+        assert torch.equal(program.actions[..., : want.shape[-1]].cpu(), want)
+        each, spans, in_graph = spans_of(tape, program.recording.replay, torch.device("cuda"))
+        assert in_graph
+        assert sum(map(len, each)) == len(spans) > len(running.dispatcher.sites)
 
 
 def test_running_out_of_memory_leaves_nothing_allocated():

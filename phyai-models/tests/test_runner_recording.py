@@ -4,8 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from phyai.engine import RuntimeConfig
 from phyai.errors import KernelFailure
+from phyai_models.pi.hosted import LerobotBatch
 from phyai_models.runner import Recording, Warmer, graph, warm
+from pi_cases import engine, random_batch, random_checkpoint
 
 
 class Dispatcher:
@@ -109,3 +112,23 @@ def test_a_capture_that_only_its_end_finds_broken_is_ended_too(cuda):
     with pytest.raises(RuntimeError, match="previous error during capture"):
         graph.record(lambda: setattr(cuda, "invalid", True), dispatcher, "pool")
     assert (cuda.stream, cuda.recording) == ("mine", set())
+
+
+def test_a_kernel_is_named_that_was_called_without_its_optional_inputs(tmp_path, catalog, monkeypatch):
+    """Attention is called with q, k and v; its mask and its boundaries are left out."""
+    directory = random_checkpoint(tmp_path, "pi05")
+    with engine(directory, catalog=catalog, runtime=RuntimeConfig("static", prompt_buckets=())) as running:
+        running.step(LerobotBatch(random_batch(directory, batch=1, tokens=3)))
+        program = next(iter(running.model.runner._programs.values()))
+        site = next(site for site in running.dispatcher.sites if site.op.name == "attention")
+
+        def fails(*given, **named):
+            raise RuntimeError("no such tile")
+
+        monkeypatch.setattr(site, "run", fails)
+        with (
+            pytest.raises(KernelFailure, match=r"^(torch|reference)\.attention.* failed at .*: no such tile"),
+            graph.failures_named(running.dispatcher),
+            torch.no_grad(),
+        ):
+            program.compute()

@@ -17,7 +17,7 @@ from phyai.dispatch.memo import Cells, Entry, Memo, open_facts
 from phyai.dispatch.reader import MAX_SHORTCUTS, Reader, guard, input_dims, shortcut_key, tensors_with
 from phyai.errors import CallError, FrozenSiteError
 from phyai.facts import Facts
-from phyai.kernel import Capture, Kernel
+from phyai.kernel import Capture, Kernel, Prepared
 from phyai.op import Op, bind_dims
 from phyai.policy import Policy
 from phyai.quant.weight import QuantizedWeight
@@ -138,7 +138,15 @@ class Site:
 
     def chosen(self, inputs: tuple[Any, ...]) -> Kernel:
         """The kernel that a call with these inputs runs."""
-        return self._entry(self._reader.facts(inputs)).kernel
+        return self._entry(self.facts_of_call(inputs)).kernel
+
+    def facts_of_call(self, inputs: tuple[Any, ...]) -> Facts:
+        """The facts of a call with these inputs, of which optional ones at the end may be left out, as in the call."""
+        return self._reader.facts((*inputs, *(None for _ in self.op.inputs[len(inputs) :])))
+
+    def prepared(self, inputs: tuple[Any, ...]) -> Prepared:
+        """The kernel that a call with these inputs runs, as it was made ready for it."""
+        return self._entry(self.facts_of_call(inputs)).prepared
 
     @property
     def decisions(self) -> tuple[Decision, ...]:

@@ -80,6 +80,14 @@ def main(args: argparse.Namespace, context: Context) -> int:
     return Exit.OK
 
 
+def _where(name: str, stage: dict[str, Any]) -> list[tuple[str, ...]]:
+    kinds = [
+        (name, kind, str(found["kernels"]), f"{found['us'] / 1e3:.3f}", f"{found['floor_us'] / 1e3:.3f}")
+        for kind, found in stage["by_kind"].items()
+    ]
+    return [*kinds, (name, "gaps", "", f"{stage['gap_ms']:.3f}", "")]
+
+
 def _count(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -101,6 +109,11 @@ def _show(record: dict[str, Any], context: Context) -> None:
     ]  # fmt: skip
     columns = ("stage", "p50 ms", "p90", "p99", "floor ms", "floor/p50", "kernels", "in kernels ms")
     context.table(columns, rows, title="on the device")
+    context.table(
+        ("stage", "what", "kernels", "ms", "floor ms"),
+        [row for name, stage in record["stages"].items() if "by_kind" in stage for row in _where(name, stage)],
+        title="where it goes",
+    )
     ends = [
         (name.replace("_", " "), *(f"{timing[key]:.2f}" for key in ("p50", "p90", "p99")))
         for name, timing in record["end_to_end"].items()

@@ -14,9 +14,11 @@ from phyai.engine.decisions import decision_rows
 from phyai.errors import InputError
 
 from phyai_models.bench.baseline import TimeBoxError, make_baseline, plain_model, worst_cosine
-from phyai_models.bench.floor import Case, floor_seconds, stages
-from phyai_models.bench.timeline import Span, draw, profile, totals
+from phyai_models.bench.floor import Case, Ceilings, floor_seconds, stages
+from phyai_models.bench.tape import record_tape
+from phyai_models.bench.timeline import Span, draw, totals
 from phyai_models.bench.timing import Timing, measure_ceilings, time_device, time_wall
+from phyai_models.bench.where import Row, by_kind, rows_of, spans_of, table
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.hosted import PiArgs, RandomCheckpoint, source_of
 from phyai_models.pi.inputs import Inputs
@@ -135,7 +137,7 @@ class _Bench:
             "memory": {**attrs.asdict(self.runner.memory()), "allocated": self.allocated()},
             "decisions": [row.to_json() for row in decision_rows(self.engine.dispatcher.report())],
         }  # fmt: skip
-        self.profile(recordings, result)
+        self.profile(program, recordings, case, ceilings, result)
         if options.baselines:
             result["baselines"] = self.baselines(inputs, timings["total"])
         return result
@@ -169,13 +171,24 @@ class _Bench:
             results["host_to_host_changing_lengths"] = changing
         return {name: attrs.asdict(timing) for name, timing in results.items()}
 
-    def profile(self, recordings: dict[str, Recording], result: dict[str, Any]) -> None:
-        spans: dict[str, list[Span]] = {name: profile(r.replay, self.device) for name, r in recordings.items()}
-        for name, each in spans.items():
-            stage = result["stages"][name]
-            stage["kernels"] = len(each)
-            stage["kernel_ms"] = sum(span.length for span in each) / 1e3
-            stage["longest"] = [attrs.asdict(row) for row in totals(each)]
+    @torch.no_grad()
+    def profile(
+        self, program: Program, recordings: dict[str, Recording], case: Case, ceilings: Ceilings, result: dict[str, Any]
+    ) -> None:
+        """Add to every stage of ``result`` where its time goes: by kernel, by site, by kind."""
+        spans: dict[str, list[Span]] = {}
+        for name, stage in program.stages.items():
+            self.say(f"profiling: {name}")
+            tape = record_tape(stage, self.engine.dispatcher)
+            each, spans[name], in_place = spans_of(tape, recordings[name].replay, self.device)
+            rows: list[Row] = rows_of(tape, each, case, ceilings)
+            record, busy = result["stages"][name], sum(span.length for span in spans[name]) / 1e3
+            record["kernels"] = len(spans[name])
+            record["kernel_ms"] = busy
+            record["gap_ms"] = record["p50"] - busy
+            record["by_kind"] = by_kind(tape, each, rows)
+            record["by_site"] = {"timed": "in the graph" if in_place else "call by call", **table(rows)}
+            record["by_kernel"] = {"columns": ("name", "launches", "us"), "rows": totals(spans[name])}
         if self.options.timeline is not None:
             case, total = result["case"], result["stages"]["total"]["p50"]
             what = f"{case['cameras']} cameras, {case['prompt_tokens']} prompt tokens, batch {case['batch']}"

@@ -10,6 +10,8 @@ import attrs
 import torch
 from phyai.errors import InputError
 
+NAME = 160  # characters of a kernel's name that are shown
+
 
 @attrs.frozen
 class Span:
@@ -18,15 +20,6 @@ class Span:
     name: str
     begin: float
     length: float
-
-
-@attrs.frozen
-class KernelTotal:
-    """All launches of one kernel in one stage."""
-
-    name: str
-    launches: int
-    milliseconds: float
 
 
 def profile(work: Callable[[], object], device: torch.device) -> list[Span]:
@@ -48,19 +41,17 @@ def profile(work: Callable[[], object], device: torch.device) -> list[Span]:
     return [attrs.evolve(span, begin=span.begin - first) for span in found]
 
 
-def totals(spans: Sequence[Span], most: int = 12) -> list[KernelTotal]:
-    """The kernels that took the most time, longest first; what is left together as the last.
+def totals(spans: Sequence[Span]) -> list[tuple[str, int, float]]:
+    """Name, launches and microseconds of every kernel, the longest first. Names of templates are cut.
 
-    >>> totals([Span("a", 0, 1.0), Span("b", 1, 5.0), Span("a", 6, 2.0)], most=1)
-    [KernelTotal(name='b', launches=1, milliseconds=0.005), KernelTotal(name='others', launches=2, milliseconds=0.003)]
+    >>> totals([Span("a", 0, 1.0), Span("b", 1, 5.0), Span("a", 6, 2.0)])
+    [('b', 1, 5.0), ('a', 2, 3.0)]
     """
     by_name: dict[str, list[float]] = {}
     for span in spans:
         by_name.setdefault(span.name, []).append(span.length)
     ordered = sorted(by_name.items(), key=lambda item: -sum(item[1]))
-    rows = [KernelTotal(name, len(each), round(sum(each) / 1e3, 6)) for name, each in ordered[:most]]
-    rest = [length for _, each in ordered[most:] for length in each]
-    return [*rows, KernelTotal("others", len(rest), round(sum(rest) / 1e3, 6))] if rest else rows
+    return [(name[:NAME], len(each), round(sum(each), 3)) for name, each in ordered]
 
 
 def draw(stages: Mapping[str, Sequence[Span]], path: Path, title: str) -> None:
@@ -117,7 +108,10 @@ def kind_of(kernel: str) -> str:
         "expert": ("expert", "pack_kv"),
         "product": ("gemm", "nvjet", "cutlass", "cublas", "addmm", "aten::mm", "splitk", "gemv", "linear", "conv"),
         "norm": ("norm",),
-        "rope": ("rope", "rotary"),
+        "rope": ("rope", "rotary", "kv_write"),
+        "activation": ("act_and_mul", "gelu", "silu", "activation"),
+        "residual": ("gated_residual",),
+        "copy": ("memcpy", "memset", "catarray", "direct_copy", "copy_kernel", "fillfunctor"),
     }.items():
         if any(word in name for word in words):
             return kind
