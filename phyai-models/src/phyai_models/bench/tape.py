@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -46,7 +47,7 @@ class Tape:
         now: dict[int, torch.Tensor] = {}
         for call, dead in zip(self.calls, self._dead, strict=True):
             args, kwargs = tree_map_only(torch.Tensor, lambda t: now.get(id(t), t), (call.args, dict(call.kwargs)))
-            results = each(lambda run=call.run, args=args, kwargs=kwargs: run(*args, **kwargs))
+            results = each(functools.partial(call.run, *args, **kwargs))
             now.update(zip(map(id, _tensors(call.results)), _tensors(results), strict=True))
             for tensor in dead:
                 now.pop(tensor, None)
@@ -63,11 +64,11 @@ def record_tape(work: Callable[[], object], dispatcher: Dispatcher) -> Tape:
     return Tape(calls)
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the torch operators that are called outside of kernels."""
 
     def __init__(self, calls: list[Call]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls = calls
         self.inside = False
 

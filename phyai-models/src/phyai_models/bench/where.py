@@ -46,18 +46,18 @@ class Row:
 
 def rows_of(tape: Tape, spans: Sequence[Sequence[Span]], case: Case, ceilings: Ceilings) -> list[Row]:
     """One row for every kind of call on the tape, the longest first; ``spans`` are the kernels of each call."""
-    found: dict[tuple[str, ...], list[tuple[Sequence[Span], float]]] = {}
+    found: dict[tuple[str, str, str, str, str], list[tuple[Sequence[Span], float]]] = {}
     for call, own in zip(tape.calls, spans, strict=True):
         if own:
             floor = work_of(call, case).seconds(ceilings) * 1e6
             found.setdefault(_key(call), []).append((own, floor))
     rows = [
         Row(
-            *key, calls=len(each), kernels=sum(len(own) for own, _ in each),
+            kind, role, op, kernel, size, calls=len(each), kernels=sum(len(own) for own, _ in each),
             us=round(sum(span.length for own, _ in each for span in own), 3),
             floor_us=round(sum(floor for _, floor in each), 3),
         )
-        for key, each in found.items()
+        for (kind, role, op, kernel, size), each in found.items()
     ]  # fmt: skip
     return sorted(rows, key=lambda row: -row.us)
 
@@ -81,7 +81,7 @@ def by_kind(tape: Tape, spans: Sequence[Sequence[Span]], rows: Sequence[Row]) ->
     return {kind: {name: round(value, 3) for name, value in total.items()} for kind, total in ordered}
 
 
-def _key(call: Call) -> tuple[str, ...]:
+def _key(call: Call) -> tuple[str, str, str, str, str]:
     if call.site is None:
         return _kind(call), "", "", call.name, ""
     facts = call.site.facts_of_call(call.args)
@@ -111,7 +111,7 @@ def work_of(call: Call, case: Case) -> Work:
     if op in PRODUCTS:
         held = [site.weights[name] for name in MATRICES if site.weights.get(name) is not None]
         elements = sum(_elements(weight) for weight in held)
-        return Work(2 * _rows(call, facts) * elements, sum(_nbytes(weight) for weight in held))
+        return Work(2 * _rows(call, facts, held[0]) * elements, sum(_nbytes(weight) for weight in held))
     if op in ("attention", "attention_paged"):
         return _attention(call, facts, case)
     return Work(0, 0)
@@ -129,11 +129,10 @@ def _attention(call: Call, facts: Facts, case: Case) -> Work:
     return Work(4 * queries * keys * heads * dim, cache)
 
 
-def _rows(call: Call, facts: Facts) -> int:
+def _rows(call: Call, facts: Facts, weight: Any) -> int:
     for name in ("shape.M", "shape.T"):
         if name in facts:
             return _int(facts, name)
-    weight = call.site.weights["weight"] if call.site is not None else None
     y = call.results[0] if isinstance(call.results, tuple) else call.results
     return int(y.numel() // weight.shape[0])  # a convolution: places of its output
 
