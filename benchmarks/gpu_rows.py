@@ -72,8 +72,9 @@ def microseconds(calls: list[Callable[[], Any]]) -> float:
 def kernels() -> dict[str, Any]:
     from phyai_backend_cuda.rows import KERNELS as OURS
     from phyai_backend_flashinfer.rows import KERNELS as FLASHINFER
+    from phyai_backend_reference.rows.torch import KERNELS as TORCH
 
-    return {kernel.id: kernel for kernel in (*OURS, *FLASHINFER)}
+    return {kernel.id: kernel for kernel in (*OURS, *FLASHINFER, *TORCH)}
 
 
 def prepared(id: str, facts: Mapping[str, Any], weights: Mapping[str, Any], params: Mapping[str, Any]) -> Prepared:
@@ -154,6 +155,42 @@ def norms(table: Table) -> None:
     table.plain(what, "torch.layer_norm", 4 * 768 * 1152,
                 lambda: bind(F.layer_norm, normal(768, 1152), (1152,), normal(1152), normal(1152)))  # fmt: skip
 
+    what, nbytes = "layer_norm_add M=768 D=1152", 8 * 768 * 1152
+    table.row(what, "cuda.layer_norm_add", nbytes, {"attrs.eps": 1e-6},
+              lambda: ({"weight": normal(1152), "bias": normal(1152)},
+                       (normal(768, 1152), normal(768, 1152))))  # fmt: skip
+    table.plain(what, "torch: add_, layer_norm", nbytes, added_norm)
+
+
+def added_norm() -> Callable[[], Any]:
+    x, residual, weight, bias = normal(768, 1152), normal(768, 1152), normal(1152), normal(1152)
+    return lambda: F.layer_norm(residual.add_(x), (1152,), weight, bias)
+
+
+def vision(table: Table) -> None:
+    """SigLIP's feed-forward block, the patches of three images."""
+    m, k, i = 768, 1152, 4304
+    what, nbytes = f"mlp M={m} K=N={k} I={i}", 2 * (2 * k * i + 2 * m * k)
+    table.row(what, "torch.mlp.addmm_activation", nbytes, {},
+              lambda: ({"fc1": normal(i, k), "fc1_bias": normal(i), "fc2": normal(k, i), "fc2_bias": normal(k)},
+                       (normal(m, k) / 32,)))  # fmt: skip
+
+    def chain() -> Callable[[], Any]:
+        x, fc1, fc1_bias, fc2, fc2_bias = normal(m, k) / 32, normal(i, k), normal(i), normal(k, i), normal(k)
+        return lambda: F.linear(F.gelu(F.linear(x, fc1, fc1_bias), approximate="tanh"), fc2, fc2_bias)
+
+    table.plain(what, "torch: linear, gelu, linear", nbytes, chain)
+
+
+def embeddings(table: Table) -> None:
+    """The prompt's tokens, of a table of which every call reads other rows."""
+    m, d = 200, 2048
+    weight = normal(257152, d)
+    what, nbytes, facts = f"embedding scaled M={m} D={d}", 4 * m * d, {"attrs.scale": 45.25}
+    for id in ("cuda.embedding", "torch.embedding"):
+        table.row(what, id, nbytes, facts,
+                  lambda: ({"weight": weight}, (torch.randint(0, 257152, (m,), device="cuda"),)))  # fmt: skip
+
 
 def bind(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
     return lambda: function(*arguments)
@@ -185,6 +222,8 @@ def rotary(table: Table) -> None:
         for id in ("cuda.rope", "flashinfer.rope"):
             table.row(f"rope M={m}", id, 4 * m * 9 * 256, facts,
                       lambda: ({"cos_sin": cos_sin}, (normal(m, 8, 256), normal(m, 1, 256), positions)))  # fmt: skip
+        table.row(f"rope M={m}, part of a projection", "cuda.rope", 4 * m * 9 * 256, facts,
+                  lambda: ({"cos_sin": cos_sin}, (*normal(m, 10, 256).split((8, 1, 1), 1)[:2], positions)))  # fmt: skip
         table.row(f"kv_write M={m}", "cuda.kv_write", 8 * m * 256, facts,
                   lambda: ({}, (normal(m, 1, 256), normal(m, 1, 256), normal(1, 1024, 1, 256), normal(1, 1024, 1, 256),
                                 positions)))  # fmt: skip
@@ -212,15 +251,20 @@ def attention(table: Table) -> None:
         table.time(f"attention_paged {m} x {keys}", "flashinfer.attention_paged.fa2", 4 * keys * 256, calls)
 
 
+PARTS: Mapping[str, Callable[[Table], None]] = {
+    "gemms": gemms, "norms": norms, "vision": vision, "embeddings": embeddings, "activations": activations,
+    "rotary": rotary, "attention": attention,
+}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", default=["gemms", "norms", "activations", "rotary", "attention"])
+    parser.add_argument("--only", nargs="*", default=list(PARTS))
     arguments = parser.parse_args()
     table = Table(arguments.out)
-    parts = {"gemms": gemms, "norms": norms, "activations": activations, "rotary": rotary, "attention": attention}
     for name in arguments.only:
-        parts[name](table)
+        PARTS[name](table)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from phyai.kernel import Prepared, Resources
 from phyai_backend_cuda.triton_rows.common import contiguous, in_place, output, rows_of, settle
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _skinny(
     x, w, bias, y, parts, counters, x_step, y_step, M, N: tl.constexpr, K: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr,
