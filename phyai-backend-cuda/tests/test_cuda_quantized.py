@@ -284,3 +284,41 @@ def test_fast_products_promise_less() -> None:
         assert BY_ID[fast].numerics.accumulation != "fp32"
         assert BY_ID[fast].rank < BY_ID[usual].rank
         assert attrs.evolve(BY_ID[fast].numerics, accumulation="fp32") == BY_ID[usual].numerics
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize(
+    ("op", "id", "shapes"),
+    [
+        ("gated_mlp", MLPS[0], ((32768, 2048), (2048, 16384))), ("gated_mlp", MLPS[1], ((32768, 2048), (2048, 16384))),
+        ("mlp", PLAIN_MLPS[0], ((4304, 1152), (1152, 4304))), ("gemm", PRODUCTS[0], ((2560, 2048),)),
+    ],
+)  # fmt: skip
+def test_blocks_of_pi05_are_captured_and_replayed_with_new_inputs(
+    op: str, id: str, shapes: tuple[tuple[int, int], ...]
+) -> None:
+    weights = [weight_of(*shape, "channel", "token", True, seed=i) for i, shape in enumerate(shapes)]
+    names = {"gated_mlp": ("gate_up", "down"), "mlp": ("fc1", "fc2"), "gemm": ("weight",)}[op]
+    facts = gemm_facts(weights[0]) if op == "gemm" else mlp_facts(weights[0], weights[1], names=(names[0], names[1]))
+    run = BY_ID[id].load()(facts, dict(zip(names, weights, strict=True)), {}, Resources()).run
+    x = normal(968, shapes[0][1])
+    run(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = run(x)
+    x.copy_(normal(968, shapes[0][1], seed=7))
+    graph.replay()
+    if op == "gemm":
+        want = reference(weights[0], x)
+    elif op == "gated_mlp":
+        want = mlp_reference(x, weights[0], weights[1], "gelu_tanh")
+    else:
+        activated = Facts({"attrs.activation": "gelu_tanh", "dtype.y": "bf16"})
+        hidden = plain_activation(activated, {}, {}, Resources()).run(reference(weights[0], x).bfloat16())
+        want = reference(weights[1], hidden)
+    close(y, want)
+    again = y.clone()
+    graph.replay()
+    assert torch.equal(y, again)

@@ -29,14 +29,16 @@ class _Config(ctypes.Structure):
 
 
 @functools.cache
-def _driver() -> Any:
+def driver() -> Any:
+    """The driver's library."""
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _check(code: int, what: str) -> None:
+def check(code: int, what: str) -> None:
+    """Raise RuntimeError with the driver's words where ``code`` is an error."""
     if code:
         text = ctypes.c_char_p()
-        _driver().cuGetErrorString(code, ctypes.byref(text))
+        driver().cuGetErrorString(code, ctypes.byref(text))
         raise RuntimeError(f"{what} failed: {(text.value or b'unknown error').decode()} (CUDA error {code})")
 
 
@@ -50,16 +52,16 @@ class Kernel:
     def __init__(self, cubin: bytes, function: str, shared_bytes: int = 0, cluster: int = 1) -> None:
         self.name, self.shared_bytes, self.cluster = function, shared_bytes, cluster
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        driver = _driver()
-        _check(driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "cuModuleLoadData")
-        found = driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, function.encode())
-        _check(found, f"cuModuleGetFunction({function})")
+        library = driver()
+        check(library.cuModuleLoadData(ctypes.byref(self._module), cubin), "cuModuleLoadData")
+        found = library.cuModuleGetFunction(ctypes.byref(self._function), self._module, function.encode())
+        check(found, f"cuModuleGetFunction({function})")
         if shared_bytes > 48 * 1024:
-            code = driver.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes)
-            _check(code, f"{shared_bytes} bytes of shared memory for {function}")
+            code = library.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes)
+            check(code, f"{shared_bytes} bytes of shared memory for {function}")
         if cluster > PORTABLE_CLUSTER:
-            code = driver.cuFuncSetAttribute(self._function, WIDE_CLUSTERS, 1)
-            _check(code, f"clusters of {cluster} blocks for {function}")
+            code = library.cuFuncSetAttribute(self._function, WIDE_CLUSTERS, 1)
+            check(code, f"clusters of {cluster} blocks for {function}")
 
     def launch(
         self, grid: Sequence[int], block: int, arguments: Sequence[Any], stream: int, *, cooperative: bool = False,
@@ -71,12 +73,25 @@ class Kernel:
         needs of it (``griddepcontrol.wait``). Raises RuntimeError with the driver's words.
         """
         given = [(COOPERATIVE, (1,))] * cooperative + [(OVERLAP, (1,))] * overlap
-        given += [(CLUSTER, (self.cluster, 1, 1))] * (self.cluster > 1)
-        attributes = (_Attribute * max(1, len(given)))(*(_Attribute(id, 0, value) for id, value in given))
-        config = _Config((*grid, 1, 1)[:3], (block, 1, 1), self.shared_bytes, stream, attributes, len(given))
+        config = self._config(grid, block, stream, given)
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
-        code = _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None)
-        _check(code, f"launching {self.name}")
+        code = driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None)
+        check(code, f"launching {self.name}")
+
+    def clusters(self, block: int) -> int:
+        """How many clusters of blocks of ``block`` threads the device can run at the same time; 0 where none fits."""
+        found = ctypes.c_int()
+        config = self._config((self.cluster,), block, 0, [])
+        code = driver().cuOccupancyMaxActiveClusters(ctypes.byref(found), self._function, ctypes.byref(config))
+        check(code, f"asking for clusters of {self.cluster} blocks of {self.name}")
+        return found.value
+
+    def _config(
+        self, grid: Sequence[int], block: int, stream: int, given: list[tuple[int, tuple[int, ...]]]
+    ) -> _Config:
+        given = given + [(CLUSTER, (self.cluster, 1, 1))] * (self.cluster > 1)
+        attributes = (_Attribute * max(1, len(given)))(*(_Attribute(id, 0, value) for id, value in given))
+        return _Config((*grid, 1, 1)[:3], (block, 1, 1), self.shared_bytes, stream, attributes, len(given))
 
 
 @functools.lru_cache(maxsize=256)

@@ -82,6 +82,12 @@ def _mlp(first: str, second: str, biases: Sequence[str] = ()) -> dict[str, Any]:
     }  # fmt: skip
 
 
+#: What ``csrc/gated.cu`` was written for: many rows on Hopper.
+_GATED: Mapping[str, Any] = {
+    "device.type": "cuda", "device.vendor": "nvidia", "device.arch": "sm90", "lib.cupy": ">=13",
+    "shape.M": ">=256", "shape.I": f"%128,{ROW_LIMIT}", "attrs.activation": ["silu", "gelu", "gelu_tanh"],
+    **dict.fromkeys(("dtype.x", "dtype.y"), "bf16"),
+}  # fmt: skip
 _MLP_DOC = "torch._scaled_mm twice, the activation quantized as it is computed"
 KERNELS: tuple[Kernel, ...] = (
     Kernel(
@@ -93,5 +99,15 @@ KERNELS: tuple[Kernel, ...] = (
     ),
     *_product("cuda.gemm.fp8_a8", _GEMM, "inputs quantized in one launch, then torch._scaled_mm"),
     *_product("cuda.gated_mlp.fp8_a8", _mlp("gate_up", "down"), _MLP_DOC),
+    Kernel(
+        id="cuda.gated_mlp.fp8_a8_fused", op="gated_mlp",
+        when=match({
+            **TRITON, **_GATED, "shape.K": f"%16,{ROW_LIMIT}", "shape.N": "%16",
+            "all_of": [_fp8("gate_up", _BY_ROWS), _fp8("down", [*_BY_ROWS, _BY_TENSOR])],
+        }),
+        prepare="phyai_backend_cuda.gated_mlp:prepare_fp8", capture=Capture.AFTER_WARMUP,
+        numerics=Numerics(reproducible=True, accumulation="fp22"), band=Band.OPTIMIZED, rank=-2,
+        doc="first product and activation in one launch, accumulated fast",
+    ),
     *_product("cuda.mlp.fp8_a8", _mlp("fc1", "fc2", ("fc1_bias", "fc2_bias")), _MLP_DOC),
 )  # fmt: skip
