@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+
+from phyai.files.replacing import replacing
 
 SOURCES = Path(__file__).parent / "csrc"
 
@@ -56,9 +57,8 @@ def compile_cubin(name: str, defines: Mapping[str, int], arch: str) -> bytes:
     finally:
         nvrtc.destroyProgram(program)
     cached.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=cached.parent, delete=False) as file:
+    with replacing(cached) as file:
         file.write(cubin)
-    os.replace(file.name, cached)
     return cubin
 
 
