@@ -356,9 +356,11 @@ def gated(table: Table) -> None:
         floor = floor_of((2 - fp8) * (2 * k * width + m * k) + 2 * m * width, flops, FP8_RATE if fp8 else BF16_RATE)
         table.time("prefix gate_up and activation", f"gated.cu {'fp8' if fp8 else 'bf16'}", floor,
                    lambda: one_launch(m, width, k, fp8, "gelu_tanh")[0])  # fmt: skip
-    make = gated_row("cuda.gated_mlp.fp8_a8_fused")
-    table.time("prefix block", "cuda.gated_mlp.fp8_a8_fused", floor_of(3 * k * width + 4 * m * k, 6 * m * k * width),
-               lambda: make(m, k, width)[0], lambda: gated_error(make, m, k, width))  # fmt: skip
+    for scheme, words in ((SCHEME, ""), (STATIC, " static")):
+        make = gated_row("cuda.gated_mlp.fp8_a8_fused", scheme)
+        table.time("prefix block", f"cuda.gated_mlp.fp8_a8_fused{words}",
+                   floor_of(3 * k * width + 4 * m * k, 6 * m * k * width), lambda: make(m, k, width)[0],
+                   lambda: gated_error(make, m, k, width))  # fmt: skip
     table.time("prefix block", "bf16: gated.cu, cuBLAS", floor_of(6 * k * width, 6 * m * k * width, BF16_RATE),
                lambda: fused_bf16(m, k, width)[0], lambda: gated_error(fused_bf16, m, k, width))  # fmt: skip
 
@@ -381,7 +383,7 @@ def one_launch(
     h = torch.empty(m, width, dtype=BF16, device="cuda")
     a, sa = codes_of(x, 1) if fp8 else (x, None)
     b, sb = codes_of(w, 1) if fp8 else (w, None)
-    product = GatedProduct(b, None if sb is None else sb.flatten(), act, 132)
+    product = GatedProduct(b, act, 132, None if sb is None else sb.flatten())
     scales = None if sa is None else sa.flatten()
 
     def call() -> torch.Tensor:

@@ -98,7 +98,7 @@ class TestOnHopper:
         want = FUNCTIONS[activation](gate) * up
         around = torch.full((rows + 2, width + 64), torch.nan, dtype=torch.bfloat16, device="cuda")
         h = around[1:-1, 32 : 32 + width]
-        product = GatedProduct(w, column, activation, torch.cuda.get_device_properties(0).multi_processor_count)
+        product = GatedProduct(w, activation, torch.cuda.get_device_properties(0).multi_processor_count, column)
         product(x, scales, h)
         assert relative(h, want) < 5e-3
         first = h.clone()
@@ -106,6 +106,19 @@ class TestOnHopper:
         assert torch.equal(first, h)
         h.fill_(torch.nan)
         assert bool(around.isnan().all()), "it writes outside its result"
+
+    @pytest.mark.parametrize("rows", [300, 7])
+    def test_codes_under_a_given_scale(self, rows: int) -> None:
+        from phyai_backend_cuda.gated import GatedProduct
+
+        x, w, scale = normal(rows, 256), normal(512, 256, seed=1) / 16, torch.tensor([0.01], device="cuda")
+        h = torch.empty(rows, 256, dtype=torch.bfloat16, device="cuda")
+        codes = torch.zeros(rows, 256, dtype=torch.float8_e4m3fn, device="cuda")
+        GatedProduct(w, "gelu_tanh", 132)(x, None, h)
+        GatedProduct(w, "gelu_tanh", 132, None, scale)(x, None, codes)
+        want = (h.float() * (1 / scale)).clamp(-448, 448).to(torch.float8_e4m3fn)
+        assert torch.equal(codes.view(torch.uint8), want.view(torch.uint8))
+        assert int((want.float().abs() == 448).sum()) > 0
 
     def test_the_block_equals_its_parts_and_is_captured(self) -> None:
         rows, k, width = 300, 256, 512

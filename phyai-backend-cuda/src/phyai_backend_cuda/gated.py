@@ -21,20 +21,28 @@ class GatedProduct:
     """``h = act(x · gateᵀ) * (x · upᵀ)`` for ``weight [2·I, K]`` (gate's rows, then up's), as one launch.
 
     ``weight`` is float8_e4m3fn with ``scale`` fp32 ``[2·I]``, and x then FP8 with a scale per row; or both are bf16.
-    I is a multiple of 128, rows of x and of the weight are contiguous and of a multiple of 16 bytes.
+    I is a multiple of 128, rows of x and of the weight are contiguous and of a multiple of 16 bytes. h is bf16; or,
+    with a static ``h_scale`` (fp32 ``[1]``), its FP8 codes.
     """
 
-    def __init__(self, weight: torch.Tensor, scale: torch.Tensor | None, activation: str, processors: int) -> None:
-        self.weight, self.scale = weight, scale
+    def __init__(
+        self, weight: torch.Tensor, activation: str, processors: int, scale: torch.Tensor | None = None,
+        h_scale: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self.weight, self.scale, self.h_scale = weight, scale, h_scale
         self.width, self.inputs = weight.shape[0] // 2, weight.shape[1]
         self._blocks = processors // 2 * 2
         self._weight = matrix_map(weight, COLUMNS)
-        defines = {"ACTIVATION": ACTIVATIONS.index(activation), **({"BF16": 1} if scale is None else {})}
+        defines = {"ACTIVATION": ACTIVATIONS.index(activation)}
+        if scale is None:
+            defines["BF16"] = 1
+        if h_scale is not None:
+            defines["CODES"] = 1
         self._kernel = load("gated.cu", "gated", defines, arch="sm_90a", shared_bytes=SHARED_BYTES, cluster=2)
 
     def __call__(self, x: torch.Tensor, scales: torch.Tensor | None, h: torch.Tensor) -> None:
-        """Write ``h [M, I]`` (bf16) of ``x [M, K]`` whose rows have ``scales [M]`` (fp32)."""
-        pointers = (None if t is None else t.data_ptr() for t in (scales, self.scale))
+        """Write ``h [M, I]`` of ``x [M, K]`` whose rows have ``scales [M]`` (fp32)."""
+        pointers = (None if t is None else t.data_ptr() for t in (scales, self.scale, self.h_scale))
         arguments = (
             matrix_map(x, ROWS), self._weight, matrix_map(h, 64), *(ctypes.c_void_p(p) for p in pointers),
             *(ctypes.c_int(n) for n in (len(x), self.width, self.inputs)),

@@ -21,13 +21,13 @@ def aligned(matrix: torch.Tensor) -> torch.Tensor:
     )  # fmt: skip
 
 
-def _product(facts: Facts, weight: torch.Tensor, scale: torch.Tensor | None) -> GatedProduct:
-    return GatedProduct(weight, scale, str(facts["attrs.activation"]), int(facts.get("device.sm_count", 132)))
+def _product(facts: Facts, weight: torch.Tensor, *scales: torch.Tensor | None) -> GatedProduct:
+    return GatedProduct(weight, str(facts["attrs.activation"]), int(facts.get("device.sm_count", 132)), *scales)
 
 
 def prepare_bf16(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     gate_up, down = aligned(weights["gate_up"]), weights["down"]
-    product = _product(facts, gate_up, None)
+    product = _product(facts, gate_up)
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         rows = aligned(x.reshape(-1, x.shape[-1]))
@@ -52,13 +52,19 @@ def prepare_fp8(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, A
         Fp8Product(weights[part], None, facts.under(f"parts.{part}.quant"), resources, fast=True)
         for part in ("gate_up", "down")
     )
-    product = _product(facts, first.weight.codes, first.scale)
+    product = _product(facts, first.weight.codes, first.scale, second.given)
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         codes, scales = first.quantized(x.reshape(-1, x.shape[-1]))
-        h = torch.empty(len(codes), product.width, dtype=torch.bfloat16, device=x.device)
-        product(codes, scales, h)
-        return placed(second, second.quantized(h), (*x.shape[:-1], second.weight.shape[0]), torch.bfloat16, out)
+        if second.given is None:
+            h = torch.empty(len(codes), product.width, dtype=torch.bfloat16, device=x.device)
+            product(codes, scales, h)
+            hidden = second.quantized(h)
+        else:
+            h = torch.empty(len(codes), product.width, dtype=torch.float8_e4m3fn, device=x.device)
+            product(codes, scales, h)
+            hidden = h, second.given.expand(len(h)).contiguous() if second.by_rows else second.given
+        return placed(second, hidden, (*x.shape[:-1], second.weight.shape[0]), torch.bfloat16, out)
 
     def refresh(new: Mapping[str, Any]) -> None:
         first.refresh(new["gate_up"], None)

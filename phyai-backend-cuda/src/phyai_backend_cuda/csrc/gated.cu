@@ -1,7 +1,7 @@
 // h[M, I] = act(x · gateᵀ) * (x · upᵀ) in one launch: what gate and up give is never written.
 //
 // x is [M, K] and the weight [2·I, K] (gate's rows, then up's), both FP8 (e4m3) with one scale per row, or (BF16) both
-// bf16; h is bf16. A pair of blocks shares 128 columns of I, each with 128 rows of x: a block fetches its own rows and
+// bf16; h is bf16, or (CODES) its FP8 codes under a scale that is given. A pair of blocks shares 128 columns of I, each with 128 rows of x: a block fetches its own rows and
 // half of the weights, which go to both. Three warp groups: one thread of the first fetches, the two others multiply
 // 64 rows each, activate in registers, and send their part of h off while the next tile's operands arrive.
 #include "tma.cuh"
@@ -12,7 +12,7 @@
 #define STAGES 4
 #define PART (128 * ROW) // bytes of one operand: x, gate or up
 #define STAGE (3 * PART)
-#define OUT (64 * 128)   // bytes of a store: 64 rows of 64 columns
+#define OUT (64 * 128)   // bytes of a store: 64 rows of 64 columns, or of 128 codes
 
 #define D64(d, i) D16(d, i), D16(d, i + 16), D16(d, i + 32), D16(d, i + 48)
 #ifdef BF16
@@ -50,9 +50,17 @@ __device__ __forceinline__ float activate(float x) {
 #endif
 }
 
+// The codes of two bf16 values, scaled.
+__device__ __forceinline__ void store_codes(u32 to, u32 pair, float factor) {
+    const float lo = __uint_as_float(pair << 16) * factor, hi = __uint_as_float(pair & 0xFFFF0000u) * factor;
+    unsigned short codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(hi), "f"(lo));
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(codes) : "memory");
+}
+
 extern "C" __global__ void __launch_bounds__(384, 1) gated(
     const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap h,
-    const float* row_scale, const float* column_scale, int M, int I, int K) {
+    const float* row_scale, const float* column_scale, const float* h_scale, int M, int I, int K) {
     extern __shared__ char raw[];
     const u32 base = (smem_u32(raw) + 1023) & ~1023u;
     const u32 out = base + STAGES * STAGE, full = out + 4 * OUT, empty = full + 8 * STAGES;
@@ -128,6 +136,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) gated(
             const float s0 = row < M ? row_scale[row] : 0.0f, s1 = row + 8 < M ? row_scale[row + 8] : 0.0f;
             const float* scale = column_scale + column + 2 * (lane % 4);
 #endif
+#ifdef CODES
+            const float inverse = 1.0f / *h_scale;
+#endif
             if (leader) store_wait_read();
             named_barrier(1 + mine, 128);
 #pragma unroll
@@ -152,16 +163,28 @@ extern "C" __global__ void __launch_bounds__(384, 1) gated(
                     v[2 * half] = pack_bf16(activate(gate[0]) * up[0], activate(gate[1]) * up[1]);
                     v[2 * half + 1] = pack_bf16(activate(gate[2]) * up[2], activate(gate[3]) * up[3]);
                 }
+#ifdef CODES
+                // one unit of 16 codes: this thread has two of each half, in rows lane / 4 and lane / 4 + 8
+                const int r = warp * 16 + lane / 4;
+                const u32 to = place + r * 128 + ((i ^ r % 8) << 4) + 2 * (lane % 4);
+                store_codes(to, v[0], inverse);
+                store_codes(to + 8 * 128, v[1], inverse);
+                store_codes(to + 8, v[2], inverse);
+                store_codes(to + 8 * 128 + 8, v[3], inverse);
+#else
                 // matrix lane / 8: rows 0–7 and 8–15 of the first eight columns, then of the second
                 const int r = warp * 16 + (lane / 8 & 1) * 8 + lane % 8, unit = 2 * i + lane / 16;
                 store_matrices(
                     place + (unit / 8) * OUT + r * 128 + ((unit % 8 ^ r % 8) << 4), v[0], v[1], v[2], v[3]);
+#endif
             }
             fence_async();
             named_barrier(1 + mine, 128);
             if (leader) {
                 tile_store(h, column, m, place);
+#ifndef CODES
                 tile_store(h, column + 64, m, place + OUT);
+#endif
                 store_commit();
             }
         }
