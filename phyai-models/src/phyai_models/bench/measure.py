@@ -190,8 +190,8 @@ class _Bench:
             record["by_site"] = {"timed": "in the graph" if in_place else "call by call", **table(rows)}
             record["by_kernel"] = {"columns": ("name", "launches", "us"), "rows": totals(spans[name])}
         if self.options.timeline is not None:
-            case, total = result["case"], result["stages"]["total"]["p50"]
-            what = f"{case['cameras']} cameras, {case['prompt_tokens']} prompt tokens, batch {case['batch']}"
+            given, total = result["case"], result["stages"]["total"]["p50"]
+            what = f"{given['cameras']} cameras, {given['prompt_tokens']} prompt tokens, batch {given['batch']}"
             draw(spans, self.options.timeline, f"{result['model']} on {result['device']}: {what}; {total:.2f} ms")
 
     def baselines(self, inputs: Inputs, total: Timing) -> dict[str, Any]:

@@ -1,0 +1,63 @@
+"""``benchmarks/pi05_dispatch.py`` and ``benchmarks/pi05_reproducible.py`` at a small size on a CPU; and which kernels a
+policy that asks for reproducible ones is given on an H200."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from phyai.policy import parse_policy
+from pi_cases import random_checkpoint
+from simulated import decisions
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+torch.set_num_threads(1)
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(name, tmp_path, *arguments):
+    checkpoint = random_checkpoint(tmp_path, "pi05", cameras=2)
+    out = tmp_path / "out.json"
+    script(name).main([
+        "--out", str(out), "--checkpoint", str(checkpoint), "--device", "cpu", "--dtype", "fp32", "--cameras", "2",
+        "--prompt-tokens", "7", "--steps", "2", "--runs", "2", *arguments,
+    ])  # fmt: skip
+    return json.loads(out.read_text())["cases"]
+
+
+def test_a_flat_script_computes_what_the_runner_does(tmp_path):
+    found = run("pi05_dispatch", tmp_path)
+    assert set(found) == {"one_launch", "layer_by_layer"}
+    for case in found.values():
+        assert case["same_actions"]
+        assert case["ratio"] == pytest.approx(case["runner_ms"] / case["script_ms"])
+        assert case["calls_of_kernels"] > 100
+
+
+def test_the_same_requests_get_the_same_bits(tmp_path):
+    found = run("pi05_reproducible", tmp_path, "--case", "policy", "--case", "reproducible")
+    for case in found.values():
+        assert case["same_bits_in_one_engine"]
+        assert case["same_bits_in_two_engines"]
+        assert case["answers_differ_between_requests"]
+        assert case["not_declared_reproducible"] == []
+
+
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_an_h200_has_a_fast_reproducible_kernel_for_every_call(family, batch, catalog):
+    pytest.importorskip("phyai_backend_cuda")
+    pytest.importorskip("phyai_backend_flashinfer")
+    policy = parse_policy(b"schema: phyai.kernel/v1\ndefaults: {numerics: reproducible}\n", file="p", catalog=catalog)
+    found = decisions("h200", policy.policy, catalog, family=family, batch=batch)
+    ids = {(call, id) for call, chosen in found.items() for id in chosen if not id.startswith("decomposed.")}
+    assert len(ids) > 10
+    assert all(catalog.kernel(id).numerics.reproducible for _, id in ids)
+    assert not [(call, id) for call, id in ids if id.startswith("reference.")]
