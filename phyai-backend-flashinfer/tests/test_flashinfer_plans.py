@@ -49,6 +49,8 @@ class Wrapper:
         for buffer, value in zip(self.buffers, given, strict=True):
             if buffer is not self.buffers[2] and len(buffer) != len(value):
                 raise ValueError("the batch size should be fixed during the lifecycle of the wrapper")
+            if len(value) > len(buffer):
+                raise ValueError("the length of paged_kv_indices exceeds the allocated buffer size")
             buffer[: len(value)].copy_(value)
 
     def run(self, q: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> torch.Tensor:
@@ -90,12 +92,13 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prepared]:
     return site
 
 
-def metadata(*requests: tuple[int, int]) -> dict[str, torch.Tensor]:
-    """So many queries and keys of every request, which has a page of its own."""
+def metadata(*requests: tuple[int, int], pages: list[int] | None = None) -> dict[str, torch.Tensor]:
+    """So many queries and keys of every request, which has a page of its own, or that of ``pages``."""
     queries = torch.tensor([0, *(q for q, _ in requests)])
     values = {
         "cu_seqlens_q": queries.cumsum(0), "kv_indptr": torch.arange(len(requests) + 1),
-        "kv_indices": torch.arange(len(requests)), "last_page_len": torch.tensor([k for _, k in requests]),
+        "kv_indices": torch.tensor(pages or range(len(requests))),
+        "last_page_len": torch.tensor([k for _, k in requests]),
     }  # fmt: skip
     return {name: value.to(torch.int32) for name, value in values.items()}
 
@@ -105,7 +108,7 @@ def write(into: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) 
         tensor.copy_(values[name])
 
 
-def check(prepared: Prepared, state: Any, *requests: tuple[int, int]) -> None:
+def check(prepared: Prepared, state: Any, *requests: tuple[int, int], pages: list[int] | None = None) -> None:
     """One run, held to attention request by request; rows of no request are zero."""
     rows = FACTS["shape.T"]
     g = torch.Generator().manual_seed(0)
@@ -113,7 +116,7 @@ def check(prepared: Prepared, state: Any, *requests: tuple[int, int]) -> None:
     caches = [torch.randn(3, 32, 1, 64, generator=g).bfloat16() for _ in range(2)]
     o = prepared.run(q, *caches, out=torch.full_like(q, float("nan")), state=state)
     want, at = torch.zeros(rows, 2, 64, dtype=torch.float64), 0
-    for page, (queries, keys) in enumerate(requests):
+    for page, (queries, keys) in zip(pages or range(len(requests)), requests, strict=False):
         k, v = (cache[page, :keys, 0].double() for cache in caches)
         want[at : at + queries] = torch.softmax(q[at : at + queries].double() @ k.T / 8, -1) @ v
         at += queries
@@ -153,6 +156,12 @@ def test_what_is_planned_for_other_tensors_meanwhile_leaves_a_plan_alone(prepare
     longer = metadata((8, 9))
     assert prepare(T=8).plan(longer) is not state
     check(prepared, state, (4, 9))
+
+
+def test_requests_may_share_pages(prepare):
+    """The two segments of a suffix: more entries than the cache has pages."""
+    prepared, requests, pages = prepare(), [(1, 32), (2, 31), (1, 30), (1, 32), (1, 29)], [0, 0, 2, 2, 1]
+    check(prepared, prepared.plan(metadata(*requests, pages=pages)), *requests, pages=pages)
 
 
 def test_graphs_that_are_gone_leave_their_wrappers_to_the_next(prepare):

@@ -100,18 +100,17 @@ class _Paged:
         self.kind = (f"flashinfer.attention_paged.{backend}", *rest)
         self.workspace = resources.workspace(f"flashinfer.{backend}", WORKSPACE)
 
-    def _make(self, batch: int | None) -> Any:
+    def _make(self, batch: int, entries: int) -> Any:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
         def buffer(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int32, device=self.workspace.device)
 
-        if batch is None:
+        if not self.captured:
             return BatchPrefillWithPagedKVCacheWrapper(self.workspace, "NHD", backend=self.backend)
         return BatchPrefillWithPagedKVCacheWrapper(
             self.workspace, "NHD", use_cuda_graph=True, backend=self.backend, qo_indptr_buf=buffer(batch + 1),
-            paged_kv_indptr_buf=buffer(batch + 1),
-            paged_kv_indices_buf=buffer(self.pages * self.page_size // self.subpage),
+            paged_kv_indptr_buf=buffer(batch + 1), paged_kv_indices_buf=buffer(max(1, entries)),
             paged_kv_last_page_len_buf=buffer(batch),
         )  # fmt: skip
 
@@ -122,8 +121,10 @@ class _Paged:
         rows, pages = small["cu_seqlens_q"], small["kv_indptr"]
         rows = torch.cat([rows, rows.new_tensor([self.rows])])
         pages, last = torch.cat([pages, pages[-1:]]), torch.nn.functional.pad(small["last_page_len"], (0, 1))
-        size = (self.rows, len(last)) if self.captured else (None, None)
-        wrappers = self.resources.shared((*self.kind, *size), lambda: Wrappers(lambda: self._make(size[1])))
+        # requests may share a page: there are as many entries as they refer to, however many pages the cache has
+        batch, entries = len(last), len(metadata["kv_indices"]) * (self.page_size // subpage)
+        size = (self.rows, batch, entries) if self.captured else ()
+        wrappers = self.resources.shared((*self.kind, *size), lambda: Wrappers(lambda: self._make(batch, entries)))
         wrapper = wrappers.of(metadata["last_page_len"])
         if self.rows:
             heads, kv_heads, head_dim = self.heads
