@@ -160,8 +160,6 @@ def expert_steps(fault=None):
             for request, length in enumerate(lengths.tolist()):
                 first = length - 1 if fault == "overwrites a key" else length
                 k_cache[:, request, first:] = v_cache[:, request, length:] = torch.nan
-            if fault == "writes to another page":
-                v_cache[:, len(lengths) :] += 1
             return y
 
         return attrs.evolve(real, run=run)
