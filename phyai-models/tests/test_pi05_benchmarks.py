@@ -1,5 +1,5 @@
-"""``benchmarks/pi05_dispatch.py`` and ``benchmarks/pi05_reproducible.py`` at a small size on a CPU; and which kernels a
-policy that asks for reproducible ones is given on an H200."""
+"""``benchmarks/pi05_dispatch.py`` and ``benchmarks/pi05_reproducible.py`` at a small size on a CPU; and which kernels
+policies that ask for reproducible ones, and π0's, are given on an H200."""
 
 import importlib.util
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from phyai.policy import parse_policy
+from phyai.policy import load_policy, parse_policy
 from pi_cases import random_checkpoint
 from simulated import decisions
 
@@ -61,3 +61,17 @@ def test_an_h200_has_a_fast_reproducible_kernel_for_every_call(family, batch, ca
     assert len(ids) > 10
     assert all(catalog.kernel(id).numerics.reproducible for _, id in ids)
     assert not [(call, id) for call, id in ids if id.startswith("reference.")]
+
+
+@pytest.mark.parametrize("fixed_lengths", [False, True], ids=["buckets", "exact"])
+def test_pi0s_policy_gives_every_call_of_pi0_what_was_measured_for_its_shapes(fixed_lengths, catalog):
+    pytest.importorskip("phyai_backend_cuda")
+    pytest.importorskip("phyai_backend_flashinfer")
+    loaded = load_policy(BENCHMARKS.parent / "policies" / "pi0" / "h200_bf16.yaml", catalog=catalog)
+    assert not loaded.warnings
+    found = decisions("h200", loaded.policy, catalog, family="pi0", fixed_lengths=fixed_lengths)
+    prefix = "torch.attention_paged.sdpa_cudnn" if fixed_lengths else "flashinfer.attention_paged.fa3"
+    assert found["prefix", "attention_paged"] == [prefix]
+    assert found["expert", "attention_paged"] == ["flashinfer.attention_paged.fa2"]
+    assert found["vision", "attention"] == ["torch.attention.cudnn"]
+    assert not [call for call, ids in found.items() if any(id.startswith("reference.") for id in ids)]
