@@ -67,6 +67,19 @@ def test_every_stage_is_timed_and_the_plain_implementation_agrees(family, tmp_pa
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_batches_with_fewer_cameras_than_the_model_has(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05", cameras=3)
+    status, out, err = run(
+        "pi05", "--checkpoint", directory, "--batch", 8, "--cameras", 2, "--device", "cpu", "--dtype", "fp32", "--runs",
+        1, "--warmup", 1, "--steps", 1, "--samples", 16, "--baseline", "torch", "--json", catalog=catalog,
+    )  # fmt: skip
+    assert status == 0, err
+    record = json.loads(out)
+    assert record["shape"].startswith("batch 8, 2 cameras")
+    assert record["baselines"]["torch"]["samples"] == 16
+    assert record["baselines"]["torch"]["worst_cosine_without_noise"] > 0.999999
+
+
 def test_a_table_for_people(tmp_path, catalog):
     directory = random_checkpoint(tmp_path, "pi05", cameras=3)
     status, out, _ = run(

@@ -1,12 +1,15 @@
 """What is left of a capture that fails, with stand-ins for CUDA's side of it. (On a GPU: test_pi_gpu.)"""
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 from phyai.engine import RuntimeConfig
-from phyai.errors import KernelFailure
+from phyai.errors import DeviceMemoryError, KernelFailure
 from phyai_models.pi.hosted import LerobotBatch
+from phyai_models.pi.model import PiModel
+from phyai_models.pi.program import Program
 from phyai_models.runner import Recording, Warmer, graph, warm
 from pi_cases import engine, random_batch, random_checkpoint
 
@@ -52,6 +55,62 @@ def test_every_attempt_to_capture_has_a_pool_of_its_own(monkeypatch):
     assert len(set(used)) == len(prepared) == 3
     warmer.record(lambda: None, lambda: None)
     assert used[3] == used[2], "graphs that were captured share their memory"
+
+
+def test_what_else_ends_a_capture_is_raised_and_its_pool_is_left(monkeypatch):
+    pools, used = iter(range(9)), []
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    monkeypatch.setattr(Warmer, "_warm_up", lambda self, compute: compute())
+
+    def record(compute, dispatcher, pool):
+        used.append(pool)
+        if len(used) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Recording(compute, True)
+
+    monkeypatch.setattr(warm, "record", record)
+    warmer = Warmer(Dispatcher(), torch.device("cuda"), graphs=True)
+    with pytest.raises(torch.OutOfMemoryError):
+        warmer.record(lambda: None, lambda: None)
+    warmer.record(lambda: None, lambda: None)
+    assert used[0] != used[1]
+
+
+def test_memory_that_runs_out_while_recording_is_said_and_earlier_recordings_make_room(tmp_path, catalog, monkeypatch):
+    directory = random_checkpoint(tmp_path, "pi05")
+    small, large = (LerobotBatch(random_batch(directory, batch=1, tokens=tokens)) for tokens in (3, 7))
+    with engine(directory, catalog=catalog, runtime=RuntimeConfig("static", prompt_buckets=(4, 8))) as running:
+        want, runner, compute = running.step(small).actions, running.model.runner, Program.compute
+
+        def fails(self):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+        monkeypatch.setattr(Program, "compute", fails)
+        with pytest.raises(
+            DeviceMemoryError,
+            match=r"a recording for batch 1, 2 cameras, 8 prompt tokens, 4 steps needs \S+ GB .*RuntimeConfig.max_graphs",
+        ):
+            running.step(large)
+        assert runner.memory().recordings == 0
+        monkeypatch.setattr(Program, "compute", compute)
+        assert torch.equal(running.step(small).actions, want)
+
+
+def test_memory_that_runs_out_while_loading_is_said_and_nothing_is_left(tmp_path, catalog, monkeypatch):
+    directory = random_checkpoint(tmp_path, "pi05")
+    loaded = []
+    load = PiModel.load
+
+    def fails(self, source):
+        load(self, source)
+        loaded.append(weakref.ref(self))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr(PiModel, "load", fails)
+    with pytest.raises(DeviceMemoryError, match=r"needs \d+\.\d+ GB of memory on cpu.*\(CUDA out of memory"):
+        engine(directory, catalog=catalog)
+    assert loaded
+    assert loaded[0]() is None
 
 
 @pytest.fixture

@@ -60,10 +60,12 @@ class Warmer:
                 return Recording(compute)
             try:
                 return record(compute, self.dispatcher, self._pool)
-            except KernelFailure as failure:
-                _log.warning("%s; another kernel takes its place", failure)
-                self.dispatcher.exclude(failure.kernel, str(failure))
+            except BaseException as error:
                 self._pool = torch.cuda.graph_pool_handle()  # what was recorded in the other one is out of date anyway
+                if not isinstance(error, KernelFailure):
+                    raise
+                _log.warning("%s; another kernel takes its place", error)
+                self.dispatcher.exclude(error.kernel, str(error))
 
     def _warm_up(self, compute: Callable[[], None]) -> None:
         if not self.graphs:
