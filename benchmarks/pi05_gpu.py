@@ -1,9 +1,9 @@
-"""π0.5 at full size on one GPU, every case that the documentation quotes, in one process after another.
+"""π0.5 and π0 at full size on one GPU, every case that the documentation quotes, one after another.
 
     python benchmarks/pi05_gpu.py --out results/ [--quick]
 
-Each case is one ``phyai bench pi05 --random-weights --json``; its record goes to OUT/pi05_<case>.json, and a table of
-all of them to stdout.
+Each case is one ``phyai bench MODEL --random-weights --json``; its record goes to OUT/<model>_<case>.json, and a table
+of all of them to stdout.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from typing import Any
 
 from phyai.cli.app import main as phyai
 
-POLICY = str(Path(__file__).parents[1] / "policies" / "pi05" / "h200_bf16.yaml")
+POLICIES = Path(__file__).parents[1] / "policies"
 LAYERS = "overrides:\n- {id: layers, match: {op: expert_steps}, restrict_to: decomposed.expert_steps}\n"
 CASES: dict[str, list[str]] = {
     "3cameras_exact": ["--exact", "--baseline", "torch", "--baseline", "sdpa", "--timeline", "pi05_3cameras.png"],
     "3cameras_bucket": [],
     "3cameras_layers": ["--exact"],
     "2cameras_exact": ["--exact", "--cameras", "2"],
+    "2cameras_bucket": ["--cameras", "2"],
     "batch8": ["--batch", "8"],
     "prompt48": ["--prompt-tokens", "48"],
     "default_policy": ["--exact"],
     "compiled": ["--exact", "--baseline", "compile", "--compile-seconds", "150"],
+    "pi0_exact": ["--exact", "--baseline", "torch"],
+    "pi0_bucket": [],
 }
 QUICK = ("3cameras_exact", "3cameras_bucket", "3cameras_layers")
 
@@ -35,12 +38,16 @@ QUICK = ("3cameras_exact", "3cameras_bucket", "3cameras_layers")
 def arguments(case: str, out: Path) -> list[str]:
     """The command line of a case; pictures go to ``out``."""
     given = [str(out / word) if word.endswith(".png") else word for word in CASES[case]]
-    policy = POLICY
+    policy = POLICIES / model_of(case) / "h200_bf16.yaml"
     if case == "3cameras_layers":
-        policy = str(out / "layers.yaml")
-        Path(policy).write_text(Path(POLICY).read_text() + LAYERS)
-    chosen = [] if case == "default_policy" else ["--policy", policy]
-    return ["bench", "pi05", "--random-weights", *given, *chosen, "--json"]
+        text, policy = policy.read_text(), out / "layers.yaml"
+        policy.write_text(text + LAYERS)
+    chosen = [] if case == "default_policy" else ["--policy", str(policy)]
+    return ["bench", model_of(case), "--random-weights", *given, *chosen, "--json"]
+
+
+def model_of(case: str) -> str:
+    return "pi0" if case.startswith("pi0_") else "pi05"
 
 
 def measure(case: str, out: Path) -> dict[str, Any]:
@@ -50,7 +57,7 @@ def measure(case: str, out: Path) -> dict[str, Any]:
     status = phyai(arguments(case, out), stdout=text)
     record: dict[str, Any] = json.loads(text.getvalue()) if text.getvalue() else {"error": f"exit status {status}"}
     record["seconds"] = round(time.perf_counter() - begin, 1)
-    (out / f"pi05_{case}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (out / f"{model_of(case)}_{case.removeprefix('pi0_')}.json").write_text(json.dumps(record, indent=1) + "\n")
     return record
 
 

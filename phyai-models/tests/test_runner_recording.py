@@ -88,7 +88,7 @@ def test_memory_that_runs_out_while_recording_is_said_and_earlier_recordings_mak
         monkeypatch.setattr(Program, "compute", fails)
         with pytest.raises(
             DeviceMemoryError,
-            match=r"a recording for batch 1, 2 cameras, 8 prompt tokens, 4 steps needs \S+ GB .*RuntimeConfig.max_graphs",
+            match=r"a recording for batch 1, 2 cameras, 8 prompt tokens, 4 steps needs \S+ GB .*max_graphs",
         ):
             running.step(large)
         assert runner.memory().recordings == 0
