@@ -99,8 +99,35 @@ def test_of_an_ordinary_weight_the_first_reason_is_that_it_is_not_quantized(
     given = {"shape.M": 50, "shape.N": 2560, "shape.K": 1024, "role": "expert"}
     decision = explain_call("gemm", given, catalog, default_policy(), h200)
     reasons = {r.kernel: r.reason for r in decision.rejected if r.kernel.startswith("humming.")}
-    assert len(reasons) == 20
+    assert len(reasons) == 22
     assert all(reason.startswith("quant.scheme is absent") for reason in reasons.values())
+
+
+@pytest.mark.parametrize(("format", "granularity"), [("int8", "token"), ("fp8_e4m3", "token"), ("fp8_e4m3", "group")])
+def test_quantizing_activations_is_an_op_of_its_own(
+    format: str, granularity: str, catalog: Catalog, h200: Environment, tmp_path: Path
+) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "schema: phyai.kernel/v1\nrules:\n"
+        "  - {id: ours, match: {op: quantize_activation}, restrict_to: 'humming.*'}\n"
+    )
+    given = {
+        "attrs.format": format, "attrs.granularity": granularity, "shape.M": 50, "shape.K": 1024, "dtype.x": "bf16",
+        **({"attrs.group_size": 128} if granularity == "group" else {}),
+    }  # fmt: skip
+    decision = explain_call("quantize_activation", given, catalog, load_policy(file, catalog=catalog).policy, h200)
+    assert decision.kernel is not None
+    assert decision.kernel.id == "humming.quantize_activation"
+
+
+def test_int4_inputs_are_refused_where_tensor_cores_do_not_multiply_them(catalog: Catalog) -> None:
+    kernel = catalog.kernel("humming.gemm.int4_a4")
+    scheme = QuantScheme(W4.weight, TensorQuant("int4", "token", dynamic=True))
+    assert kernel.when.holds(facts(scheme, 4096, 4096, device="sm89"))
+    reason = kernel.when.why_not(facts(scheme, 4096, 4096, device="sm90"))
+    assert reason is not None
+    assert reason.startswith("device.arch=sm90 is not one of sm80, sm86, sm87, sm89")
 
 
 def test_lowering_takes_this_layout_where_its_kernels_run_and_no_other(catalog: Catalog, h200: Environment) -> None:

@@ -23,8 +23,10 @@ TOKEN_FP8 = TensorQuant("fp8_e4m3", "token", dynamic=True)
 TOKEN_INT8 = TensorQuant("int8", "token", dynamic=True)
 STATIC_FP8 = TensorQuant("fp8_e4m3", "tensor")
 STATIC_INT8 = TensorQuant("int8", "tensor")
+TOKEN_INT4 = TensorQuant("int4", "token", dynamic=True)
+STATIC_INT4 = TensorQuant("int4", "tensor")
 GROUP_FP8 = TensorQuant("fp8_e4m3", "group", group_size=128, dynamic=True)
-INPUTS = (None, TOKEN_FP8, TOKEN_INT8, STATIC_FP8, STATIC_INT8, GROUP_FP8)
+INPUTS = (None, TOKEN_FP8, TOKEN_INT8, STATIC_FP8, STATIC_INT8, GROUP_FP8, TOKEN_INT4, STATIC_INT4)
 #: π0.5's and π0's sizes where tiles do not divide them, a small one, and large ones.
 SHAPES = ((4304, 1152), (1152, 4304), (1024, 32), (32, 1024), (8, 16), (32768, 2048))
 M = (1, 50, 256, 4096)
@@ -34,7 +36,7 @@ def weights(dtype: str) -> Iterator[TensorQuant]:
     for element in ("int4", "int8", "fp8_e4m3"):
         for zero_point in (None, "int") if element != "fp8_e4m3" else (None,):
             yield TensorQuant(element, "channel", scale_dtype=dtype, zero_point=zero_point)
-            for group in (16, 32, 128):
+            for group in (16, 32, 64, 128):
                 yield TensorQuant(element, "group", group_size=group, scale_dtype=dtype, zero_point=zero_point)
         yield TensorQuant(element, "tensor")
     for block in itertools.product((64, 128), repeat=2):
@@ -78,19 +80,24 @@ def test_what_a_row_takes_the_library_generates_code_for(sm: int) -> None:
                     assert wrong is None, f"{row} takes {scheme.name} [{n}, {k}] {dtype}: {wrong}"
     assert {"w4a16", "w4a16_batch_invariant"} <= taken
     assert ("fp8_a8" in taken) == (sm >= 89)
+    assert ("int4_a4" in taken) == (80 <= sm <= 89)
 
 
 #: Where a row says no for another reason than that the library cannot: exact e8m0 scales need bf16; quantized inputs
-#: by group go with blocks of 128; zero points of int8 weights with int8 inputs, which the library's own schema refuses.
-def _stricter(scheme: QuantScheme, dtype: str) -> bool:
+#: by group go with blocks of 128; zero points of weights as wide as their inputs, which the library's own schema
+#: refuses; int4 inputs where no tensor core multiplies them.
+def _stricter(scheme: QuantScheme, dtype: str, sm: int) -> bool:
     weight, given = scheme.weight, scheme.input
     if weight.format in ("mxfp4", "mxfp8") and given is None and dtype == "fp16":
         return True
     if given is None:
         return False
+    if given.dtype == "int4" and sm not in (80, 86, 87, 89):  # emulated, or without Triton
+        return True
     return (
         given.granularity == "group"
         or (given.dtype == "int8" and (weight.format == "mxfp4" or (weight.dtype == "int8" and not weight.symmetric)))
+        or (given.dtype == "int4" and not weight.symmetric)
         or weight.format == "mxfp8"
     )
 
@@ -103,7 +110,7 @@ def test_what_every_row_refuses_the_library_refuses(sm: int) -> None:
                 continue  # Triton, which quantizes the inputs, begins at sm80
             for weight in weights(dtype):
                 scheme = QuantScheme(weight, given)
-                if accepting(scheme, 4096, 4096, sm, dtype) or _stricter(scheme, dtype):
+                if accepting(scheme, 4096, 4096, sm, dtype) or _stricter(scheme, dtype, sm):
                     continue
                 refused = objection(scheme, 4096, 4096, dtype, invariant=False, rows=(1, 50, 968))
                 assert refused is not None, f"{scheme.name} {dtype} is refused, but the library takes it"
@@ -145,7 +152,11 @@ def test_every_projection_of_the_models_has_its_row(row: str, scheme: QuantSchem
         ({"shape.K": 4300}, "multiple of 8"),
         ({"quant.scale_dtype": "fp32"}, "quant.scale_dtype"),
         ({"dtype.x": "fp32"}, "dtype.x"),
-        ({"quant.g_idx": True}, "quant.g_idx"),
+        ({"quant.g_idx": True}, "quant.g_idx=true is not false"),
+        ({"quant.pre_scale": True}, "quant.pre_scale=true is not false"),
+        ({"quant.zero_point": "float"}, "quant.zero_point=float is not int"),
+        ({"quant.second_scale": True}, "quant.second_scale=true is not false"),
+        ({"quant.fields.output": "int8"}, "quant.fields.output"),
     ],
 )
 def test_a_refusal_says_why(changes: dict[str, object], words: str) -> None:

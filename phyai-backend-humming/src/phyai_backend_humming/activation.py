@@ -15,50 +15,73 @@ from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 from phyai.quant.scheme import TensorQuant
 
-_CODES: Mapping[str, torch.dtype] = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
+#: How the codes of each format are stored; of int4 two lie in a byte, the first in its low half.
+_CODES: Mapping[str, torch.dtype] = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "int4": torch.uint8}
 
 
 @triton.jit
 def _quantize(
     x, static, codes, scales, size, LARGEST: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-    STATIC: tl.constexpr, INVERSE: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
+    STATIC: tl.constexpr, INVERSE: tl.constexpr, ROUND: tl.constexpr, PACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Slice p of ``size`` elements: ``scales[p] = amax / LARGEST`` (1 where that is 0), ``codes = x / scales[p]``.
 
     INVERSE multiplies by ``HIGH / (scale * HIGH)`` instead of dividing. ROUND: to the nearest integer, ties to even.
+    PACK: two codes to a byte.
     """
     p = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
-    keep = d < size
-    v = tl.load(x + p * size + d, keep, 0.0).to(tl.float32)
+    if PACK:
+        keep = d < size // 2
+        v = tl.load(x + p * size + 2 * d, keep, 0.0).to(tl.float32)
+        w = tl.load(x + p * size + 2 * d + 1, keep, 0.0).to(tl.float32)
+        largest = tl.maximum(tl.max(tl.abs(v), 0), tl.max(tl.abs(w), 0))
+    else:
+        keep = d < size
+        v = tl.load(x + p * size + d, keep, 0.0).to(tl.float32)
+        largest = tl.max(tl.abs(v), 0)
     if STATIC:
         scale = tl.load(static)
     else:
-        scale = tl.div_rn(tl.max(tl.abs(v), 0), LARGEST)
+        scale = tl.div_rn(largest, LARGEST)
         scale = tl.where(scale == 0.0, 1.0, scale)
+    factor = tl.div_rn(HIGH, scale * HIGH)
+    q = _codes_of(v, scale, factor, LOW, HIGH, INVERSE, ROUND)
+    if PACK:
+        second = _codes_of(w, scale, factor, LOW, HIGH, INVERSE, ROUND)
+        both = (q.to(tl.int32) & 15) | ((second.to(tl.int32) & 15) << 4)
+        tl.store(codes + p * (size // 2) + d, both.to(tl.uint8), keep)
+    else:
+        tl.store(codes + p * size + d, q.to(codes.dtype.element_ty), keep)
+    if not STATIC:
+        tl.store(scales + p, tl.div_rn(1.0, factor) if INVERSE else scale)
+
+
+@triton.jit
+def _codes_of(
+    v, scale, factor, LOW: tl.constexpr, HIGH: tl.constexpr, INVERSE: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
     if INVERSE:
-        factor = tl.div_rn(HIGH, scale * HIGH)
         q = v * factor
-        scale = tl.div_rn(1.0, factor)
     else:
         q = tl.div_rn(v, scale)
     q = tl.minimum(tl.maximum(q, LOW), HIGH)
     if ROUND:
         q = (q + 12582912.0) - 12582912.0  # 1.5 * 2**23: what is left is a whole number
-    tl.store(codes + p * size + d, q.to(codes.dtype.element_ty), keep)
-    if not STATIC:
-        tl.store(scales + p, scale)
+    return q
 
 
 @attrs.frozen
 class Rounding:
-    """How values become codes: the type, the largest magnitude's share in a scale, and the range of codes."""
+    """How values become codes: their type and how many are in one of it, the largest magnitude's share in a scale,
+    and the range of codes."""
 
     dtype: torch.dtype
     largest: float
     low: float
     high: float
     inverse: bool = False
+    packed: int = 1
 
     @classmethod
     def of(cls, quant: TensorQuant) -> Rounding:
@@ -73,7 +96,12 @@ class Rounding:
         span = (element.maximum - element.minimum) / 2
         largest = span if quant.scale_rule == "full_range" else element.maximum
         inverse = quant.scale_rule == "inverse"
-        return cls(_CODES[quant.dtype], largest, element.minimum, element.maximum, inverse)
+        packed = 2 if quant.bits == 4 else 1
+        return cls(_CODES[quant.dtype], largest, element.minimum, element.maximum, inverse, packed)
+
+    def empty(self, rows: torch.Tensor) -> torch.Tensor:
+        """Memory for the codes of ``rows [M, K]``."""
+        return torch.empty(rows.shape[0], rows.shape[1] // self.packed, dtype=self.dtype, device=rows.device)
 
 
 def quantize(
@@ -81,10 +109,11 @@ def quantize(
     static: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fill ``codes`` and ``scales``, one for every ``size`` elements of contiguous ``rows``; read ``static`` ones."""
-    block = triton.next_power_of_2(size)
+    block = triton.next_power_of_2(size // rounding.packed)
     _quantize[(rows.numel() // size,)](
         rows, static, codes, scales, size, LARGEST=rounding.largest, LOW=rounding.low, HIGH=rounding.high,
-        STATIC=static is not None, INVERSE=rounding.inverse, ROUND=rounding.dtype == torch.int8, BLOCK=block,
+        STATIC=static is not None, INVERSE=rounding.inverse, ROUND=rounding.dtype != torch.float8_e4m3fn,
+        PACK=rounding.packed == 2, BLOCK=block,
         num_warps=max(1, min(16, block // 512)),
     )  # fmt: skip
 

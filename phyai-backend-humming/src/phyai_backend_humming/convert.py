@@ -23,7 +23,7 @@ from phyai_backend_humming.library import library
 
 _ELEMENTS: Mapping[str, str] = {"fp8_e4m3": "float8e4m3", "fp8_e5m2": "float8e5m2", "fp4_e2m1": "float4e2m1"}
 _SCALES: Mapping[str, str] = {"e8m0": "float8e8m0", "fp8_e4m3": "float8e4m3"}
-_INPUTS: Mapping[str, str] = {"fp8_e4m3": "float8e4m3", "int8": "int8"}
+_INPUTS: Mapping[str, str] = {"fp8_e4m3": "float8e4m3", "int8": "int8", "int4": "int4"}
 _FINAL = "final."
 
 

@@ -105,7 +105,7 @@ def quantizer(quant: TensorQuant | None, weight: QuantizedWeight) -> Quantize | 
     if quant.dynamic:
 
         def by_values(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            codes = torch.empty(rows.shape, dtype=rounding.dtype, device=rows.device)
+            codes = rounding.empty(rows)
             scales = torch.empty(rows.shape[0], k // size, dtype=torch.float32, device=rows.device)
             quantize(rows, size, rounding, codes, scales)
             return codes, scales
@@ -118,7 +118,7 @@ def quantizer(quant: TensorQuant | None, weight: QuantizedWeight) -> Quantize | 
         static_read = static
 
     def by_stored(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        codes = torch.empty(rows.shape, dtype=rounding.dtype, device=rows.device)
+        codes = rounding.empty(rows)
         quantize(rows, size, rounding, codes, static, static)
         return codes, static_read
 

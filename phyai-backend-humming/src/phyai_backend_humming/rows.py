@@ -24,10 +24,13 @@ ARCHS: tuple[str, ...] = (
 _BF16_ARCHS = ARCHS[1:]
 _FP8_ARCHS = ARCHS[4:]
 _TRITON_ARCHS = ARCHS[1:]  # Triton quantizes the inputs
+#: Tensor cores that multiply int4, and Triton.
+_INT4_ARCHS = ("sm80", "sm86", "sm87", "sm89")
 #: FP8 block scales beside one scale per token.
 _BLOCK_BY_TOKEN_ARCHS = [arch for arch in _FP8_ARCHS if not arch.startswith("sm12")]
 _GROUPS = [16, 32, 64, 128, 256]
 _GROUPS_A8 = _GROUPS[1:]
+_GROUPS_A4 = _GROUPS[2:]
 _EXACT_IN_FP32 = ["fp32", "bf16", "fp16"]
 _INPUT_RULES = ["amax", "full_range", "inverse"]
 
@@ -127,6 +130,7 @@ def _inputs(element: str, archs: Sequence[str]) -> Facts:
 _A16: Facts = {"quant.activation": None, "shape.K": "%8"}
 _A8_FP8 = _inputs("fp8_e4m3", _FP8_ARCHS)
 _A8_INT8 = _inputs("int8", _TRITON_ARCHS)
+_A4_INT4 = _inputs("int4", _INT4_ARCHS) | {"shape.K": "%32,<=32768"}
 
 
 def _when(inputs: Facts, *combinations: tuple[Facts, Weights]) -> Facts:
@@ -190,6 +194,8 @@ KERNELS: tuple[Kernel, ...] = (
            _when(_A8_FP8, (_BY_TOKEN, _integers(4, _GROUPS_A8, zero_points=True)))),
     *_rows("int4_a8_int8", "int4 weight, int8 inputs",
            _when(_A8_INT8, (_BY_TOKEN, _integers(4, _GROUPS_A8, zero_points=True))), "int32"),
+    *_rows("int4_a4", "int4 weight and inputs, where tensor cores multiply them",
+           _when(_A4_INT4, (_BY_TOKEN, _integers(4, _GROUPS_A4, zero_points=False))), "int32"),
     *_rows("mxfp4_a8", "mxfp4 weight, fp8 inputs", _when(_A8_FP8, (_BY_TOKEN, _mxfp4))),
     Kernel(
         id="humming.quantize_activation",
