@@ -109,8 +109,7 @@ def test_quantizing_activations_is_an_op_of_its_own(
 ) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text(
-        "schema: phyai.kernel/v1\nrules:\n"
-        "  - {id: ours, match: {op: quantize_activation}, restrict_to: 'humming.*'}\n"
+        "schema: phyai.kernel/v1\nrules:\n  - {id: ours, match: {op: quantize_activation}, restrict_to: 'humming.*'}\n"
     )
     given = {
         "attrs.format": format, "attrs.granularity": granularity, "shape.M": 50, "shape.K": 1024, "dtype.x": "bf16",

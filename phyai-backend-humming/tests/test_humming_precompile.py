@@ -128,3 +128,34 @@ def test_one_kernel_that_does_not_compile_keeps_no_other_from_it(dispatcher: Dis
         compile_ahead(list(awaited(dispatcher)), lambda ready, total: done.append(ready))
     assert sorted(tried) == [512, 1024, 2560]
     assert done == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("nvrtc", "nvcc", "asked", "chosen"),
+    [
+        (True, True, None, None),
+        (False, True, None, "nvcc"),
+        (False, False, None, None),
+        (False, True, "nvrtc", "nvrtc"),
+    ],
+)
+def test_the_compiler_that_is_there_is_taken(
+    nvrtc: bool, nvcc: bool, asked: str | None, chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    from humming.utils import cuda
+    from humming.utils import nvrtc as runtime_compiler
+    from phyai_backend_humming.library import choose_compiler
+
+    def found(there: bool) -> Any:
+        return mock.Mock() if there else mock.Mock(side_effect=RuntimeError("not found"))
+
+    monkeypatch.setattr(runtime_compiler, "get_nvrtc_library_path", found(nvrtc))
+    monkeypatch.setattr(cuda, "filter_cuda_paths", found(nvcc))
+    monkeypatch.delenv("HUMMING_COMPILER", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("HUMMING_COMPILER", asked)
+    choose_compiler()
+    assert os.environ.get("HUMMING_COMPILER") == chosen
+    monkeypatch.delenv("HUMMING_COMPILER", raising=False)

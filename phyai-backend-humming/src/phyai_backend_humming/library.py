@@ -24,6 +24,7 @@ def library() -> SimpleNamespace:
         ImportError: the library, or something that it needs, cannot be imported.
     """
     os.environ.setdefault("HUMMING_DISABLE_PATCH_CUBIN", "1")
+    choose_compiler()
     from humming import transform
     from humming.config import LayerConfig
     from humming.kernel.humming import HummingKernel
@@ -43,6 +44,25 @@ def library() -> SimpleNamespace:
         workers=get_parallel_build_workers,
         launcher=_launcher,
     )
+
+
+def choose_compiler() -> None:
+    """Where NVRTC is missing and nvcc is there, say so to the library.
+
+    It takes NVRTC wherever the Python bindings of it can be imported, also without NVRTC itself, and does not fall back.
+    """
+    if os.environ.get("HUMMING_COMPILER"):
+        return
+    from humming.utils import cuda, nvrtc
+
+    try:
+        nvrtc.get_nvrtc_library_path()
+    except RuntimeError:
+        try:
+            cuda.filter_cuda_paths(required_binaries=["nvcc"])
+        except RuntimeError:
+            return  # neither is there: the library says what to install
+        os.environ["HUMMING_COMPILER"] = "nvcc"
 
 
 def _launcher() -> Callable[..., Any]:
