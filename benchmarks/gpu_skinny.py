@@ -13,7 +13,6 @@ blocks of π0's expert, one after another, µs of a block.
 from __future__ import annotations
 
 import argparse
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -83,7 +82,7 @@ def checked(
     m: int, n: int, k: int, bits: int, group: int = 0, zero_point: bool = False, dtype: torch.dtype = torch.bfloat16,
     epilogue: int = PLAIN, activation: str = "silu", bias: bool = False, gates: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    shape = shape_for(n, k, bits=bits, group=group, half=dtype == torch.float16, epilogue=epilogue)
+    shape = shape_for(n, k, bits=bits, group=group, centred=zero_point, half=dtype == torch.float16, epilogue=epilogue)
     assert shape is not None, "no shape"
     held, dense = weight(n, k, bits, group, zero_point, dtype)
     assert dense is not None
@@ -105,10 +104,10 @@ def checked(
         want = want + more["residual"].double()
     ys = [torch.full((m, want.shape[1]), torch.nan, dtype=dtype, device="cuda") for _ in range(3)]
     for y in ys[:2]:
-        skinny.run(shape, x, y, **held, **more)
+        skinny.run(shape, x, y, operands=held, **more)
     half = max(1, m // 2) if not gates else m  # a row's result does not depend on the others
     part = {name: t[:half] if name == "residual" else t for name, t in more.items()}
-    skinny.run(shape, x[:half].clone(), ys[2][:half], **held, **part)
+    skinny.run(shape, x[:half].clone(), ys[2][:half], operands=held, **part)
     found = {
         "cut": [shape.warpgroups, shape.splits, shape.ahead],
         "error": float((ys[0].double() - want).norm() / want.norm()),
@@ -164,7 +163,7 @@ def timed(shape: Shape, form: dict[str, Any]) -> dict[str, float]:
 
     def calls(overlap: bool) -> list[Callable[[], Any]]:
         return [
-            lambda w=w, x=x, y=y: skinny.run(shape, x, y, **w, overlap=overlap)
+            lambda w=w, x=x, y=y: skinny.run(shape, x, y, operands=w, overlap=overlap)
             for w, x, y in zip(held, xs, ys, strict=True)
         ]
 
@@ -175,19 +174,12 @@ def mm(x: torch.Tensor, w: torch.Tensor) -> Callable[[], Any]:
     return lambda: F.linear(x, w)
 
 
-class Norm(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "modulation", "y", "gate")), ("rows", ctypes.c_int),
-        ("eps", ctypes.c_float), ("offset", ctypes.c_float),
-    )  # fmt: skip
-
-
 def rms_norm(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, overlap: bool) -> None:
-    from phyai_backend_cuda.launch import current_stream, load
+    from phyai.facts import Facts
+    from phyai_backend_cuda.norms_overlap import kernel_of, launch
 
-    kernel = load("norm.cu", "rms_norm", {"DIM": x.shape[1], "ADAPTIVE": 0}, arch="sm_90a")
-    arguments = Norm(x.data_ptr(), w.data_ptr(), None, y.data_ptr(), None, 1, 1e-6, 0.0)
-    kernel.launch((len(x),), x.shape[1] // 8, (arguments,), current_stream(), overlap=overlap)
+    kernel = kernel_of(Facts({"shape.D": x.shape[1], "dtype.x": "bf16"}))
+    launch(kernel, x, y, eps=1e-6, weight=w, overlap=overlap)
 
 
 def chain(report: Report) -> None:
@@ -212,8 +204,8 @@ def chain_of(report: Report, form_name: str, layers: int = 33) -> None:
                 h = F.rms_norm(x, (k,), w, 1e-6)
             else:
                 rms_norm(x, w, h, overlap)
-            skinny.run(up, h, a, **wu, activation="gelu_tanh", overlap=overlap)
-            skinny.run(down, a, x, **wd, residual=x, overlap=overlap)
+            skinny.run(up, h, a, operands=wu, activation="gelu_tanh", overlap=overlap)
+            skinny.run(down, a, x, operands=wd, residual=x, overlap=overlap)
         return x
 
     want = first.double()

@@ -1,14 +1,14 @@
 """``cuda.attention_paged.split``: few queries, many keys; ``csrc/attention.cu`` at a call site.
 
 The keys of 64 rows (queries × heads of one key head) are split over a cluster of blocks, which combine their parts
-through each other's shared memory. How many blocks: as many as keep one block on every processor. With
-``splits`` fixed a row's result does not depend on the other rows of the call.
+through each other's shared memory. With ``splits`` fixed a row's result does not depend on the other rows of the call.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -17,10 +17,11 @@ from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.launch import Kernel, current_stream, load
+from phyai_backend_cuda.numbers_of import number, whole
 
-SPLITS = (1, 2, 4, 8, 16)
-FIXED_SPLITS = 8
-ROWS, TILE = 64, 8192  # rows of a cluster; bytes of 64 rows of 64
+WIDEST, FIXED_SPLITS = 16, 8  # a cluster of 16 blocks does not fit on every chip
+SPLITS = (8, 4, 2, 1)
+ROWS, TILE, THREADS = 64, 8192, 128  # rows of a cluster; bytes of 64 rows of 64; threads of a block
 METADATA = ("cu_seqlens_q", "kv_indptr", "kv_indices", "last_page_len")
 
 
@@ -58,29 +59,35 @@ class Scores:
 
     @classmethod
     def of(cls, facts: Facts) -> Scores:
-        scale, cap, window = (facts.get(f"attrs.{name}") for name in ("scale", "soft_cap", "window"))
         return cls(
-            scale=int(facts["shape.head_dim"]) ** -0.5 if scale is None else float(scale), soft_cap=float(cap or 0),
-            causal=bool(facts.get("attrs.causal", False)), window=int(window or 0),
+            scale=number(facts, "attrs.scale", whole(facts, "shape.head_dim") ** -0.5),
+            soft_cap=number(facts, "attrs.soft_cap", 0), causal=bool(facts.get("attrs.causal", False)),
+            window=math.ceil(number(facts, "attrs.window", 0)),
         )  # fmt: skip
 
 
 def tiles_of(tokens: int, requests: int, group: int) -> int:
     """At most how many tiles of 64 rows the requests have, whatever their lengths.
 
-    >>> tiles_of(50, 1, 8), tiles_of(100, 2, 8)
-    (7, 14)
+    >>> tiles_of(50, 1, 8), tiles_of(100, 2, 8), tiles_of(1, 100, 8)
+    (7, 14, 1)
     """
-    return (tokens * group + requests * (ROWS - 1)) // ROWS
+    return (tokens * group + min(requests, tokens) * (ROWS - 1)) // ROWS
 
 
-def splits_for(clusters: int, processors: int) -> int:
-    """The most blocks to a cluster with which every block has a processor of its own.
+def cut_for(clusters: int, processors: int, widest: int) -> tuple[int, int]:
+    """Blocks to a cluster, and tiles of keys that each has in flight: what measured fastest on an H200.
 
-    >>> splits_for(7, 132), splits_for(14, 132), splits_for(400, 132)
-    (16, 8, 1)
+    As many blocks as find a processor of their own, and where that is eight two tiles to each; past that as many as
+    fit with two to a processor, which then hide each other's latency. ``widest`` is how many clusters of 16 blocks
+    can run at the same time.
+
+    >>> cut_for(7, 132, 7), cut_for(7, 132, 0), cut_for(14, 132, 7), cut_for(28, 132, 7), cut_for(57, 132, 7)
+    ((16, 1), (8, 2), (8, 2), (8, 1), (4, 1))
     """
-    return max((s for s in SPLITS if s * clusters <= processors), default=1)
+    if WIDEST * clusters <= processors and clusters <= widest:
+        return WIDEST, 1
+    return next((s for s in SPLITS if s * clusters <= 2 * processors), 1), 2 if 8 * clusters <= processors else 1
 
 
 def readable(x: torch.Tensor) -> torch.Tensor:
@@ -100,20 +107,25 @@ def params_of(
     )  # fmt: skip
 
 
-def _prepare(facts: Facts, resources: Resources, splits: int | None, stages: int, *, overlap: bool) -> Prepared:
-    heads, kv_heads, dim = (int(facts[f"shape.{name}"]) for name in ("heads", "kv_heads", "head_dim"))
-    group, processors, scores = heads // kv_heads, int(facts.get("device.sm_count", 132)), Scores.of(facts)
+def _prepare(
+    facts: Facts, resources: Resources, cut: Callable[[int, int], tuple[int, int]], *, overlap: bool
+) -> Prepared:
+    """``cut(clusters, widest)``: blocks to a cluster, and tiles in flight."""
+    heads, kv_heads, dim = (whole(facts, f"shape.{name}") for name in ("heads", "kv_heads", "head_dim"))
+    group, scores = heads // kv_heads, Scores.of(facts)
     defines = {
-        "HD": dim, "GROUP": group, "STAGES": stages, "SLABS": int(bool(facts.get("attrs.single_page", False))),
+        "HD": dim, "GROUP": group, "SLABS": int(bool(facts.get("attrs.single_page", False))),
         **({"HALF": 1} if facts["dtype.q"] == "fp16" else {}),
     }  # fmt: skip
-    shared = dim // 64 * TILE * (1 + 2 * stages)
 
-    def kernel(splits: int) -> Kernel:
+    def kernel(splits: int, stages: int) -> Kernel:
         return load(
-            "attention.cu", "attention", {**defines, "SPLITS": splits}, arch="sm_90a", shared_bytes=shared,
-            cluster=splits,
+            "attention.cu", "attention", {**defines, "SPLITS": splits, "STAGES": stages}, arch="sm_90a",
+            shared_bytes=dim // 64 * TILE * (1 + 2 * stages), cluster=splits,
         )  # fmt: skip
+
+    first = kernel(*cut(1, 1))
+    widest = first.clusters(THREADS) if first.cluster == WIDEST else 0
 
     def plan(metadata: Mapping[str, torch.Tensor]) -> Metadata:
         given = [metadata[name] for name in METADATA]
@@ -140,23 +152,31 @@ def _prepare(facts: Facts, resources: Resources, splits: int | None, stages: int
             o.zero_()
         elif len(q):
             tiles = tiles_of(len(q), state.requests, group)
-            count = splits or splits_for(tiles * kv_heads, processors)
+            splits, stages = cut(tiles * kv_heads, widest)
             arguments = params_of(readable(q.contiguous()), readable(k_cache), readable(v_cache), o, state, scores)
-            kernel(count).launch((count, tiles, kv_heads), 128, (arguments,), current_stream(), overlap=overlap)
+            grid = (splits, tiles, kv_heads)
+            kernel(splits, stages).launch(grid, THREADS, (arguments,), current_stream(), overlap=overlap)
         return o if direct or out is None else out.copy_(o)
 
     return Prepared(run, plan=plan, plan_key="cuda.attention_paged.split")
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    splits = params.get("splits")
-    return _prepare(
-        facts, resources, None if splits is None else int(splits), int(params.get("stages", 1)),
-        overlap=bool(params.get("overlap", True)),
-    )  # fmt: skip
+    processors = whole(facts, "device.sm_count", 132)
+
+    def cut(clusters: int, widest: int) -> tuple[int, int]:
+        splits, stages = cut_for(clusters, processors, widest)
+        return int(params.get("splits") or splits), int(params.get("stages") or stages)
+
+    return _prepare(facts, resources, cut, overlap=bool(params.get("overlap", True)))
 
 
 def prepare_batch_invariant(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    return _prepare(facts, resources, FIXED_SPLITS, 1, overlap=True)
+    processors = whole(facts, "device.sm_count", 132)
+
+    def cut(clusters: int, widest: int) -> tuple[int, int]:
+        return FIXED_SPLITS, 2 if FIXED_SPLITS * clusters <= processors else 1
+
+    return _prepare(facts, resources, cut, overlap=True)

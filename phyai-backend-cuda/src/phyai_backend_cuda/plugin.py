@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from phyai.environment import Library
 from phyai.kernel import Kernel
 from phyai.plugins import hookimpl
+from phyai.quant.formats import QuantFormat
 
+from phyai_backend_cuda import hopper_rows
 from phyai_backend_cuda.quantized.records import KERNELS as QUANTIZED
 from phyai_backend_cuda.rows import KERNELS
 
@@ -16,7 +18,12 @@ PLUGIN_API = 1
 
 @hookimpl
 def phyai_kernels() -> Iterable[Kernel]:
-    return (*KERNELS, *QUANTIZED)
+    return (*KERNELS, *hopper_rows.KERNELS, *QUANTIZED)
+
+
+@hookimpl
+def phyai_quant_formats() -> Iterable[QuantFormat]:
+    return hopper_rows.FORMATS
 
 
 @hookimpl

@@ -12,6 +12,7 @@
 
 // M8: rows of x, in eights. CHUNKS: chunks of 64 of K of a block; K is SPLITS times as much. SPLITS: blocks of a cluster. GROUPS: warpgroups.
 // AHEAD: chunks of W in flight, 3 or more. BITS: of a weight, 16, 8 (e4m3) or 4. GROUP: K of a scale, 0 for a row.
+// CENTRED: groups have zero points; those of int4 are 8 without.
 // EPILOGUE: 0 y = product (+ bias); 1 y = residual + gate · product; 2 y = act(gate rows) · up rows (two warpgroups).
 constexpr int XCHUNK = M8 * 1024, WCHUNK = 512 * BITS;  // bytes of 64 of K
 constexpr int ROWS = GROUPS * 64, PITCH = ROWS * 4 + 16, THREADS = GROUPS * 128;
@@ -28,6 +29,7 @@ struct Params {
     const float* row_scale;               // [N]; of quantized weights without groups
     const elem *bias, *residual, *gate;   // [N]; [M, N]; [M / gate_rows, N]
     elem* y;
+    long long x_row, y_row;               // elements between rows
     int m, n, k, gate_rows, activation;   // activation: 0 silu, 1 gelu, 2 gelu_tanh
 };
 
@@ -93,7 +95,7 @@ struct Block {
             const int u = i * THREADS + threadIdx.x, r = u / 8, unit = u % 8;
             if (r < p.m)
                 copy16(x + c * XCHUNK + r * 128 + ((unit ^ (r & 7)) << 4),
-                       p.x + size_t(r) * p.k + (first + c) * 64 + unit * 8);
+                       p.x + r * p.x_row + (first + c) * 64 + unit * 8);
         }
         copy_commit();
     }
@@ -114,13 +116,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) skinny(const __grid_consta
     for (int c = 0; c < (REFILL ? AHEAD : CHUNKS); ++c) b.load_w(c);
     if (REFILL) b.prefetch();
 #if GROUP
-    u32 scale[SCALES], zero[SCALES];
+    u32 scale[SCALES];
+#if CENTRED
+    u32 zero[SCALES];
+#endif
     {
         const size_t at = (size_t(b.row / 64) * (p.k / GROUP) + b.first * 64 / GROUP) * 32 + (warp & 3) * 8 + g;
 #pragma unroll
         for (int i = 0; i < SCALES; ++i) {
             scale[i] = load_constant(p.group_scale + at + i * 32);
-            zero[i] = p.group_zero ? load_constant(p.group_zero + at + i * 32) : INT4_ZERO;
+#if CENTRED
+            zero[i] = load_constant(p.group_zero + at + i * 32);
+#endif
         }
     }
 #endif
@@ -136,9 +143,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) skinny(const __grid_consta
 #endif
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
+        // (The other way round, waiting for copies first, the compiler of CUDA 12 crashes at some sizes.)
+        if (c > 1) gmma_wait<1>();  // chunk c - 2 is done with
         copy_wait_for(!REFILL ? CHUNKS - 1 - c : c < AHEAD ? CHUNKS - 1 - c + max(0, c - 2) : AHEAD - 3);
         fence_async();
-        if (c > 1) gmma_wait<1>();  // chunk c - 2 is done with
         __syncthreads();
         if (REFILL && c > 1) b.load_w(c - 2 + AHEAD < CHUNKS ? c - 2 + AHEAD : CHUNKS);
         const u64 x = uniform_desc(b.x + c * XCHUNK);
@@ -166,14 +174,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) skinny(const __grid_consta
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
 #if GROUP
-            const u32 s = scale[(c * 64 + i * 16) / GROUP], z = zero[(c * 64 + i * 16) / GROUP];
-#else
-            const u32 z = INT4_ZERO;
+            const u32 s = scale[(c * 64 + i * 16) / GROUP];
+#endif
+#if CENTRED
+            const u32 z = zero[(c * 64 + i * 16) / GROUP];
 #endif
 #pragma unroll
             for (int j = 0; j < 4; ++j) {  // even: row g; odd: row g + 8
                 const u32 selector = j & 1 ? 0x3232 : 0x1010, code = ((words[i] >> (4 * j)) & 0x000F000Fu) | INT4_BASE;
+#if CENTRED
                 v[i * 4 + j] = sub_elem2(code, __byte_perm(z, 0, selector));
+#else
+                v[i * 4 + j] = sub_elem2(code, INT4_ZERO);
+#endif
 #if GROUP
                 v[i * 4 + j] = mul_elem2(v[i * 4 + j], __byte_perm(s, 0, selector));
 #endif
@@ -244,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) skinny(const __grid_consta
             const float2 r = unpack_elem(residual.x), s = unpack_elem(residual.y);
             y[0] = r.x + y[0] * lo.x; y[1] = r.y + y[1] * lo.y; y[2] = s.x + y[2] * hi.x; y[3] = s.y + y[3] * hi.y;
         }
-        *reinterpret_cast<uint2*>(p.y + size_t(m) * columns + n) = make_uint2(pack_elem(y[0], y[1]), pack_elem(y[2], y[3]));
+        *reinterpret_cast<uint2*>(p.y + m * p.y_row + n) = make_uint2(pack_elem(y[0], y[1]), pack_elem(y[2], y[3]));
     }
     if (SPLITS > 1) {  // a block's shared memory outlives the reads of its peers
         cluster_arrive();

@@ -1,0 +1,169 @@
+"""Cuts of products of few rows, and the layout of their quantized weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from phyai.environment import Environment
+from phyai.facts import Facts
+from phyai.quant.scheme import QuantScheme, TensorQuant
+from phyai.testing.packers import examine_format, round_trip
+from phyai.testing.quantized import quantized_weight
+from phyai.testing.report import Outcome
+from phyai_backend_cuda import skinny_pack
+from phyai_backend_cuda.hopper_rows import FORMATS, KERNELS
+from phyai_backend_cuda.skinny import GATED, shape_for
+from phyai_backend_cuda.skinny_layout import operands, pack
+
+(FORMAT,) = FORMATS
+BY_ID = {kernel.id: kernel for kernel in KERNELS}
+H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.cupy": "14.2.0"})
+CALL = {"shape.M": 50, "shape.N": 1024, "dtype.x": "bf16", "dtype.y": "bf16"}
+
+schemes = st.one_of(
+    st.builds(
+        TensorQuant, st.just("fp8_e4m3"), st.sampled_from(["channel", "tensor"]),
+        scale_dtype=st.sampled_from(["fp32", "bf16", "fp16"]),
+    ),
+    st.builds(
+        TensorQuant, st.sampled_from(["int4", "uint4"]), st.just("group"),
+        group_size=st.sampled_from([16, 32, 64, 100]), zero_point=st.sampled_from([None, "int", "float"]),
+        scale_dtype=st.sampled_from(["fp32", "bf16"]),
+    ),
+    st.builds(TensorQuant, st.sampled_from(["int4", "uint4"]), st.sampled_from(["channel", "tensor"])),
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(schemes, st.integers(1, 130), st.sampled_from([64, 128, 192, 320]), st.integers(0, 99))
+def test_unpacking_gives_what_was_packed(quant: TensorQuant, n: int, k: int, seed: int) -> None:
+    assert FORMAT.when.holds({**QuantScheme(quant).facts(), "shape.N": n, "shape.K": k})
+    assert round_trip(FORMAT, QuantScheme(quant), n, k, seed=seed) is None
+
+
+def test_every_scheme_that_the_format_claims_comes_back() -> None:
+    report = examine_format(FORMAT, None, Environment.detect("cpu", libraries=()), seconds=2)  # type: ignore[arg-type]
+    assert [check.outcome for check in report.checks] == [Outcome.PASSED]
+
+
+def place_fp8(n: int, k: int, k_chunks: int) -> int:
+    """Where the table in ``skinny_pack`` puts an element of an fp8 weight, in bytes."""
+    nt, w, h, g = n // 64, n // 16 % 4, n // 8 % 2, n % 8
+    c, i, s, p, q, e = k // 64, k // 32 % 2, k // 16 % 2, k // 8 % 2, k // 2 % 4, k % 2
+    at = 0
+    for index, size in ((nt, 1), (c, k_chunks), (i, 2), (w, 4), (g, 8), (q, 4), (s, 2), (p, 2), (e, 2), (h, 2)):
+        at = at * size + index
+    return at
+
+
+def place_int4(n: int, k: int, k_chunks: int) -> int:
+    """The same of an int4 weight, in nibbles."""
+    nt, w, h, g = n // 64, n // 16 % 4, n // 8 % 2, n % 8
+    c, s, p, q, e = k // 64, k // 16 % 4, k // 8 % 2, k // 2 % 4, k % 2
+    at = 0
+    for index, size in ((nt, 1), (c, k_chunks), (w, 4), (g, 8), (q, 4), (s, 4), (e, 2), (p, 2), (h, 2)):
+        at = at * size + index
+    return at
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 127), st.integers(0, 191))
+def test_codes_lie_where_the_table_says(n: int, k: int) -> None:
+    codes = torch.zeros(128, 192, dtype=torch.uint8)
+    codes[n, k] = 5
+    assert skinny_pack.pack_fp8(codes).nonzero().item() == place_fp8(n, k, 3)
+    nibbles = skinny_pack.pack_int4(codes)
+    assert torch.stack((nibbles & 15, nibbles >> 4), -1).flatten().nonzero().item() == place_int4(n, k, 3)
+
+
+@pytest.mark.parametrize(("element", "zero_point"), [("int4", None), ("int4", "int"), ("uint4", "int")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_operands_stand_for_the_weight(element: str, zero_point: str | None, dtype: torch.dtype) -> None:
+    """(code - zero point) times scale, read at the table's places, is the dequantized weight."""
+    from phyai.quant.realize.dequantize import dequantize
+
+    name = "bf16" if dtype == torch.bfloat16 else "fp16"
+    scheme = QuantScheme(TensorQuant(element, "group", group_size=32, zero_point=zero_point, scale_dtype=name))
+    weight = quantized_weight(torch.randn(70, 128, generator=torch.Generator().manual_seed(1)), scheme)
+    held, want = operands(pack(weight), dtype), dequantize(weight).double()
+    nibbles = torch.stack((held["w"] & 15, held["w"] >> 4), -1).flatten().double()
+    base = 1024 if dtype == torch.float16 else 128
+    for n, k in ((0, 0), (69, 127), (8, 33), (63, 64), (64, 31), (17, 96)):
+        pair = ((n // 64 * 4 + k // 32) * 4 + n // 16 % 4) * 16 + n % 8 * 2 + n // 8 % 2
+        zero = held["group_zero"][pair].double() - base if zero_point else 8.0
+        code = nibbles[place_int4(n, k, 2)]
+        assert float((code - zero) * held["group_scale"][pair].double()) == float(want[n, k])
+
+
+def claims(id: str, k: int, **quant: Any) -> bool:
+    bare = {"shape.K": k, **({"dtype.weight": "bf16"} if not quant else {})}
+    return BY_ID[id].when.holds(Facts({**H200, **CALL, **bare, **quant}))
+
+
+def facts_of(quant: TensorQuant) -> dict[str, Any]:
+    return dict(QuantScheme(quant).facts())
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 140).map(lambda c: 64 * c), st.sampled_from([0, 32, 64, 128]))
+def test_a_row_claims_exactly_what_can_be_cut(k: int, group: int) -> None:
+    form = {"group_size": group, "scale_dtype": "bf16"} if group else {}
+    int4 = facts_of(TensorQuant("int4", "group" if group else "channel", **form))
+    fp8 = facts_of(TensorQuant("fp8_e4m3", "channel"))
+    if group:
+        cut = shape_for(1024, k, bits=4, group=group)
+        assert claims("cuda.gemm.skinny_int4", k, **int4) == (cut is not None)
+        return
+    for id, quant, bits in (("16bit", {}, 16), ("fp8", fp8, 8), ("int4", int4, 4)):
+        assert claims(f"cuda.gemm.skinny_{id}", k, **quant) == (shape_for(1024, k, bits=bits) is not None)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("inputs", [64, 1024, 2048, 4096, 8192])
+def test_a_gated_block_can_be_cut_wherever_it_is_claimed(bits: int, inputs: int) -> None:
+    assert shape_for(256, inputs, bits=bits, epilogue=GATED) is not None
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "form", "cut"),
+    [
+        (2560, 1024, {}, (2, 8)), (1024, 2048, {}, (4, 8)), (8192, 1024, {}, (1, 8)), (1024, 4096, {}, (4, 8)),
+        (2560, 1024, {"bits": 8}, (4, 4)), (1024, 2048, {"bits": 8}, (8, 4)), (8192, 1024, {"bits": 8}, (2, 8)),
+        (1024, 4096, {"bits": 8}, (8, 8)), (1024, 2048, {"bits": 4, "group": 128}, (8, 4)),
+        (8192, 1024, {"bits": 4, "group": 128}, (2, 8)), (8192, 1024, {"epilogue": GATED}, (2, 8)),
+        (8192, 1024, {"bits": 8, "epilogue": GATED}, (2, 8)),
+    ],
+)  # fmt: skip
+def test_the_experts_products_are_cut_as_measured(n: int, k: int, form: dict[str, Any], cut: tuple[int, int]) -> None:
+    shape = shape_for(n, k, **form)
+    assert shape is not None
+    assert (shape.splits, shape.ahead) == cut
+
+
+@pytest.mark.parametrize(
+    ("k", "held"), [(1024, True), (1088, False), (1152, True), (8192, True), (8256, False), (96, False)]
+)
+def test_k_beyond_what_fits_is_refused(k: int, held: bool) -> None:
+    assert claims("cuda.gemm.skinny_16bit", k) == held
+
+
+@pytest.mark.parametrize(
+    ("quant", "row"),
+    [
+        (TensorQuant("int4", "group", group_size=128, scale_dtype="bf16"), "int4"),
+        (TensorQuant("uint4", "group", group_size=64, scale_dtype="bf16", zero_point="int"), "int4"),
+        (TensorQuant("int4", "channel"), "int4"), (TensorQuant("fp8_e4m3", "tensor"), "fp8"),
+        (TensorQuant("int4", "group", group_size=128), None),  # float32 scales would be rounded
+        (TensorQuant("int4", "group", group_size=48, scale_dtype="bf16"), None),
+        (TensorQuant("uint4", "channel", zero_point="int"), None), (TensorQuant("int8", "channel"), None),
+        (TensorQuant("int4", "group", group_size=128, scale_dtype="bf16", g_idx=True), None),
+        (TensorQuant("fp8_e4m3", "block", block_shape=(128, 128)), None),
+    ],
+)  # fmt: skip
+def test_which_schemes_a_row_reads(quant: TensorQuant, row: str | None) -> None:
+    held = [id for id in ("fp8", "int4") if claims(f"cuda.gemm.skinny_{id}", 1024, **facts_of(quant))]
+    assert held == ([row] if row else [])
