@@ -13,8 +13,8 @@ from phyai_models.pi.model import Savings
 from phyai_models.pi.precision import Precision
 from phyai_models.weights import WeightSource
 
-#: What codes of one byte are stored as.
-STORED = {"fp8_e4m3": "float8_e4m3fn", "int8": "int8"}
+#: What codes are stored as; of four bits two lie in a byte.
+STORED = {"fp8_e4m3": "float8_e4m3fn", "int8": "int8", "int4": "uint8", "fp4_e2m1": "uint8"}
 
 
 class Nothing(WeightSource):
@@ -29,14 +29,16 @@ class Nothing(WeightSource):
     def stored_quantized(self, name):
         return None
 
-    def quantize(self, name, shape, scheme, method, device):
-        codes = torch.empty(shape, dtype=getattr(torch, STORED[scheme.weight.dtype]), device=device)
-        scale = torch.empty(scheme.weight.scale_shape(*shape), device=device)
-        return QuantizedWeight(scheme, shape, codes=codes, scale=scale)
+    def quantize(self, name, shape, scheme, method, device, *, below=()):
+        quant, (n, k) = scheme.weight, shape
+        codes = torch.empty(n, k * quant.bits // 8, dtype=getattr(torch, STORED[quant.dtype]), device=device)
+        scale = torch.empty(quant.scale_shape(n, k), device=device)
+        second = torch.empty((), device=device) if quant.second_scale else None
+        return QuantizedWeight(scheme, shape, codes=codes, scale=scale, second_scale=second)
 
 
-def decisions(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=False, family="pi05", libraries=None):
-    """``{(role, op, dimension M or T): kernel id}`` of every call of an inference captured in a CUDA graph."""
+def load(device, policy, catalog, *, fixed_lengths=False, family="pi05", libraries=None):
+    """The model, without numbers, bound to the call sites that it would have in CUDA graphs."""
     config = PiConfig.standard(family)
     environment = Environment.simulated(device, libraries=libraries or catalog.libraries)
     dispatcher = Dispatcher(catalog, policy, environment)
@@ -51,6 +53,14 @@ def decisions(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=Fal
         shape = (10, 2 * config.expert.depth + 1, 3 * config.expert.width)
         model._modulation = lambda steps: torch.empty(shape, dtype=torch.bfloat16, device="meta")
         model._site(10)
+    return model
+
+
+def decisions(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=False, family="pi05", libraries=None):
+    """``{(role, op, dimension M or T): kernel id}`` of every call of an inference captured in a CUDA graph."""
+    model = load(device, policy, catalog, fixed_lengths=fixed_lengths, family=family, libraries=libraries)
+    dispatcher, config = model.dispatcher, model.config
+    environment = dispatcher.environment
     rows = {
         "vision": batch * 3 * config.vision.patches,
         "prefix": batch * (3 * config.vision.patches + prompt),

@@ -76,7 +76,7 @@ class KeysToCache(Layer):
                 facts=weights[0].facts_of("qkv"),
                 layouts=weights[0].layouts(),
                 dtypes={"x": dtype, "positions": torch.int64, **cache},
-                dims=self.scope.cache,
+                dims={**heads, **self.scope.cache},
             )
             return
         self.matmul = Matmul(self.qkv.scope, weights)

@@ -105,7 +105,7 @@ class LinearParameters:
         weights: list[LinearWeights] = []
         row = 0
         for layout, group in itertools.groupby(zip(self.shards, forms, strict=True), key=lambda pair: pair[1].layout):
-            parts = fuse({shard.path: self._read(source, shard, form) for shard, form in group})
+            parts = fuse(self._read_group(source, list(group)))
             for note in dict.fromkeys(note for part in parts for note in part.notes):
                 _log.info("%s", note)
             for part in parts:
@@ -134,6 +134,23 @@ class LinearParameters:
             source.take(f"{shard.source}.{name}", stacked[row : row + shard.rows])
             row += shard.rows
         return stacked
+
+    def _read_group(self, source: WeightSource, group: Sequence[tuple[Shard, _Form]]) -> dict[str, Any]:
+        """The shards by path. Those that are quantized now into a format with a second scale, which is the whole
+        tensor's, are read as one, so that they have it in common and can be one product."""
+        found: dict[str, Any] = {}
+        for form, run in itertools.groupby(group, key=lambda pair: pair[1]):
+            shards = [shard for shard, _ in run]
+            if len(shards) > 1 and not form.stored and form.scheme is not None and form.scheme.weight.second_scale:
+                names = [(f"{shard.source}.weight", shard.rows) for shard in shards]
+                shape = (sum(shard.rows for shard in shards), self.in_features)
+                found[shards[0].path] = source.quantize(
+                    names[0][0], shape, form.scheme, self.scope.quantization.method or "rtn", self.scope.device,
+                    below=names[1:],
+                )  # fmt: skip
+            else:
+                found |= {shard.path: self._read(source, shard, form) for shard in shards}
+        return found
 
     def _read(self, source: WeightSource, shard: Shard, form: _Form) -> Any:
         name, shape = f"{shard.source}.weight", (shard.rows, self.in_features)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from phyai.quant import QuantScheme
@@ -41,11 +41,22 @@ class RandomSource(WeightSource):
         """Nothing is stored."""
 
     def quantize(
-        self, name: str, shape: tuple[int, int], scheme: QuantScheme, method: str, device: torch.device
+        self,
+        name: str,
+        shape: tuple[int, int],
+        scheme: QuantScheme,
+        method: str,
+        device: torch.device,
+        *,
+        below: Sequence[tuple[str, int]] = (),
     ) -> QuantizedWeight:
-        """The matrix ``name``, drawn as a whole and then quantized."""
+        """The matrix ``name``, and those ``below`` it, drawn as a whole and then quantized."""
         weight = torch.empty(shape, dtype=torch.float32, device=device)
-        self.take(name, weight)
+        top = shape[0] - sum(rows for _, rows in below)
+        self.take(name, weight[:top])
+        for part, rows in below:
+            self.take(part, weight[top : top + rows])
+            top += rows
         return quantize_weight(weight, scheme, method=method)
 
     def check_finite(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 import torch
@@ -138,27 +138,46 @@ class WeightSource:
         return weight
 
     def quantize(
-        self, name: str, shape: tuple[int, int], scheme: QuantScheme, method: str, device: torch.device
+        self,
+        name: str,
+        shape: tuple[int, int],
+        scheme: QuantScheme,
+        method: str,
+        device: torch.device,
+        *,
+        below: Sequence[tuple[str, int]] = (),
     ) -> QuantizedWeight:
         """The matrix ``name``, quantized on ``device`` while it is read: some rows of it are held at a time.
 
+        ``below`` are others, with their rows, that lie below it in one matrix of ``shape``: what a scheme computes of a
+        whole tensor is then of all of them.
+
         Raises:
-            CheckpointError: it holds NaN or infinite values, or the scheme needs more than the weight.
+            CheckpointError: one holds NaN or infinite values, or the scheme needs more than the weight.
         """
-        stored = self.stored(name)[0]
-        info = self.checkpoint.tensors[stored]
+        first = (name, shape[0] - sum(rows for _, rows in below))
+        parts = [(self.stored(part)[0], rows) for part, rows in (first, *below)]
+        reading = ""
 
         def rows(begin: int, end: int) -> torch.Tensor:
-            return self.checkpoint.read_rows(stored, begin, end).to(device)
+            nonlocal reading
+            found, top = [], 0
+            for stored, count in parts:
+                low, high = max(begin - top, 0), min(end - top, count)
+                if low < high:
+                    reading = stored
+                    found.append(self.checkpoint.read_rows(stored, low, high).to(device))
+                top += count
+            return found[0] if len(found) == 1 else torch.cat(found)
 
         try:
             weight = quantize_rows(rows, shape, scheme, method=method, chunk=_CHUNKS.get(device.type, CHUNK))
         except NotFinite:
-            self.not_finite.append(stored)
+            self.not_finite.append(reading)
             self.check_finite()
             raise
         if self.progress is not None:
-            self.progress(info.nbytes)
+            self.progress(sum(self.checkpoint.tensors[stored].nbytes for stored, _ in parts))
         return weight
 
     def take(self, name: str, out: torch.Tensor) -> None:
