@@ -49,7 +49,7 @@ def library() -> SimpleNamespace:
 def choose_compiler() -> None:
     """Where NVRTC is missing and nvcc is there, say so to the library.
 
-    It takes NVRTC wherever the Python bindings of it can be imported, also without NVRTC itself, and does not fall back.
+    It takes NVRTC wherever Python bindings for it can be imported, even without NVRTC itself, and does not fall back.
     """
     if os.environ.get("HUMMING_COMPILER"):
         return

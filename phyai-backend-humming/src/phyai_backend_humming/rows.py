@@ -130,7 +130,7 @@ def _inputs(element: str, archs: Sequence[str]) -> Facts:
 _A16: Facts = {"quant.activation": None, "shape.K": "%8"}
 _A8_FP8 = _inputs("fp8_e4m3", _FP8_ARCHS)
 _A8_INT8 = _inputs("int8", _TRITON_ARCHS)
-_A4_INT4 = _inputs("int4", _INT4_ARCHS) | {"shape.K": "%32,<=32768"}
+_A4_INT4: Facts = {**_inputs("int4", _INT4_ARCHS), "shape.K": "%32,<=32768"}
 
 
 def _when(inputs: Facts, *combinations: tuple[Facts, Weights]) -> Facts:
