@@ -283,6 +283,9 @@ def figures(engine: Any, inputs: Any) -> dict[str, Any]:
     device, gpu = runner.model.device, runner.model.device.type == "cuda"
     runs = {"warmup": 10 if gpu else 1, "runs": 60 if gpu else 2}
     program = runner.program(inputs, STEPS)
+    memory = attrs.asdict(runner.memory())
+    if gpu:  # before the stages are recorded beside the whole
+        memory |= {"allocated": torch.cuda.memory_allocated(), "peak": torch.cuda.max_memory_allocated()}
     with torch.no_grad():
         stages = {"total": program.recording}
         for stage, compute in program.stages.items():
@@ -291,9 +294,6 @@ def figures(engine: Any, inputs: Any) -> dict[str, Any]:
         timed = {stage: attrs.asdict(time_device(one.replay, device, **runs)) for stage, one in stages.items()}
         wall = attrs.asdict(time_wall(lambda: runner(inputs, STEPS), device, **runs))
     chosen = Counter(d.kernel.id for site in engine.dispatcher.report().sites for d in site.decisions if d.kernel)
-    memory = attrs.asdict(runner.memory())
-    if gpu:
-        memory |= {"allocated": torch.cuda.memory_allocated(), "peak": torch.cuda.max_memory_allocated()}
     return {"step_ms": timed.pop("total"), "stages_ms": timed, "host_to_host_ms": wall, "memory": memory,
             "kernels": dict(chosen.most_common())}  # fmt: skip
 
