@@ -90,6 +90,11 @@ def cut_for(clusters: int, processors: int, widest: int) -> tuple[int, int]:
     return next((s for s in SPLITS if s * clusters <= 2 * processors), 1), 2 if 8 * clusters <= processors else 1
 
 
+def on_device(t: torch.Tensor) -> bool:
+    """Whether the kernel can read it where it is."""
+    return t.is_cuda
+
+
 def readable(x: torch.Tensor) -> torch.Tensor:
     """``x``, or a copy whose rows 16-byte copies can read."""
     aligned = x.stride(-1) == 1 and not x.data_ptr() % 16 and all(stride % 8 == 0 for stride in x.stride()[:-1])
@@ -129,7 +134,7 @@ def _prepare(
 
     def plan(metadata: Mapping[str, torch.Tensor]) -> Metadata:
         given = [metadata[name] for name in METADATA]
-        if all(t.is_cuda and t.is_contiguous() for t in given):
+        if all(on_device(t) and t.is_contiguous() for t in given):
             return Metadata(tuple(given))
         key = ("cuda.attention_paged.split", *((t.data_ptr(), t.numel()) for t in given))
 
@@ -153,7 +158,8 @@ def _prepare(
         elif len(q):
             tiles = tiles_of(len(q), state.requests, group)
             splits, stages = cut(tiles * kv_heads, widest)
-            arguments = params_of(readable(q.contiguous()), readable(k_cache), readable(v_cache), o, state, scores)
+            held = readable(q.contiguous()), readable(k_cache), readable(v_cache)
+            arguments = params_of(*held, o, state, scores)
             grid = (splits, tiles, kv_heads)
             kernel(splits, stages).launch(grid, THREADS, (arguments,), current_stream(), overlap=overlap)
         return o if direct or out is None else out.copy_(o)

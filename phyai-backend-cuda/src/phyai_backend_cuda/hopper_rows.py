@@ -88,7 +88,11 @@ def _gemm(variant: str, when: Mapping[str, Any], doc: str, layouts: Sequence[str
     )  # fmt: skip
 
 
-def _mlp(variant: str, when: Mapping[str, Any], doc: str, layouts: Sequence[str] = (LAYOUT,)) -> Kernel:
+def _part(part: str) -> dict[str, Any]:
+    return {**_weight_only(f"parts.{part}.quant"), f"parts.{part}.quant.layout": LAYOUT}
+
+
+def _mlp(variant: str, when: Mapping[str, Any], doc: str, layouts: Sequence[str] = ("plain", LAYOUT)) -> Kernel:
     return Kernel(
         id=f"cuda.gated_mlp.skinny_{variant}", op="gated_mlp", when=match({**HOPPER, **_MLP, **when}),
         prepare="phyai_backend_cuda.skinny_mlp:prepare", capture=Capture.AFTER_WARMUP,
@@ -149,10 +153,10 @@ KERNELS: tuple[Kernel, ...] = (
     _mlp("16bit", {"parts.gate_up.quant.scheme": None, "parts.down.quant.scheme": None,
                    "all_of": [_same(("x", "gate_up", "down", "y")), _cuts("K"), _cuts("I")]},
          "16-bit weights", ("plain",)),
-    _mlp("fp8", {**_weight_only("parts.gate_up.quant"), **_weight_only("parts.down.quant"),
+    _mlp("fp8", {**_part("gate_up"), **_part("down"),
                  **_fp8("parts.gate_up.quant"), **_fp8("parts.down.quant"),
                  "all_of": [_same(("x", "y")), _cuts("K"), _cuts("I")]}, "e4m3 weights"),
-    _mlp("int4", {**_weight_only("parts.gate_up.quant"), **_weight_only("parts.down.quant"),
+    _mlp("int4", {**_part("gate_up"), **_part("down"),
                   "all_of": [_same(("x", "y")), _int4("parts.gate_up.quant", "K"), _int4("parts.down.quant", "I")]},
          "4-bit weights"),
     _norm("rms_norm", ("x", "y"), ("weight",)),

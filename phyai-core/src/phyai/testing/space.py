@@ -18,7 +18,7 @@ from phyai.predicates import FALSE, AnyOf, Literal, Predicate
 from phyai.predicates._domains import Absent, find_value
 from phyai.quant.formats import PLAIN, QuantFormat, holding
 from phyai.quant.scheme import QuantScheme
-from phyai.testing.case import Case, quant_facts
+from phyai.testing.case import Case, quant_facts, quantizable
 from phyai.testing.schemes import schemes
 from phyai.testing.values import interesting
 
@@ -78,8 +78,18 @@ class Space:
         return case.layout in (None, PLAIN) or self.format_of(case, facts) is not None
 
     def format_of(self, case: Case, facts: Mapping[str, Any]) -> QuantFormat | None:
-        """The format that packs the call's weight into its layout; None where there is none."""
-        return holding(self.formats, case.layout, facts)
+        """The format that packs every quantized weight of the call into its layout; None where there is none."""
+        found = [
+            holding(self.formats, case.layout, self._weight_facts(case, facts, name, prefix))
+            for name, prefix in quantizable(self.op).items()
+        ]
+        return found[0] if found and all(one is found[0] for one in found) else None
+
+    def _weight_facts(self, case: Case, facts: Mapping[str, Any], name: str, prefix: str) -> Mapping[str, Any]:
+        """The facts of the product that reads one weight, as far as formats ask for them."""
+        n, k = (dim_size(d, case.dims) for d in next(t for t in self.op.weights if t.name == name).dims)
+        own = {fact.removeprefix(prefix): value for fact, value in facts.items() if fact.startswith(prefix)}
+        return {**facts, **own, "shape.N": n, "shape.K": k}
 
     @functools.cached_property
     def bases(self) -> tuple[Case, ...]:

@@ -1,0 +1,146 @@
+"""The kernels for Hopper as their sources define them, computed on the CPU from the very arguments of a launch."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from phyai_backend_cuda import skinny, skinny_pack
+from phyai_backend_cuda.attention_split import tiles_of
+
+F = torch.nn.functional
+
+
+def memory(pointer: int | None, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """What lies at an address."""
+    assert pointer is not None
+    size = dtype.itemsize
+    extent = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
+    buffer = (ctypes.c_char * (extent * size)).from_address(pointer)
+    return torch.frombuffer(buffer, dtype=dtype).as_strided(tuple(shape), tuple(strides))
+
+
+def flat(pointer: int | None, dtype: torch.dtype, count: int) -> torch.Tensor:
+    return memory(pointer, dtype, (count,), (1,))
+
+
+def pairs(values: torch.Tensor, n: int, groups: int) -> torch.Tensor:
+    """``[n, groups]`` of values that lie two to a thread."""
+    whole = -(-n // 64)
+    return values.view(whole, groups, 4, 8, 2).permute(0, 2, 4, 3, 1).reshape(-1, groups)[:n]
+
+
+def weight_of(p: Any, d: Mapping[str, int], dtype: torch.dtype) -> torch.Tensor:
+    n, k, padded = p.n, p.k, -(-p.n // 64) * 64
+    if d["BITS"] == 16:
+        return memory(p.w, dtype, (n, k), (k, 1)).double()
+    packed = flat(p.w, torch.uint8, padded * k * d["BITS"] // 8)
+    if d["BITS"] == 8:
+        values = skinny_pack.unpack_fp8(packed, n, k).view(torch.float8_e4m3fn).double()
+    else:
+        values = skinny_pack.unpack_int4(packed, n, k).double()
+    groups = k // d["GROUP"] if d["GROUP"] else 1
+    if d["BITS"] == 4:
+        zero = torch.full((n, groups), 8.0, dtype=torch.float64)
+        if d["CENTRED"]:
+            base = 1024 if dtype == torch.float16 else 128
+            zero = pairs(flat(p.group_zero, dtype, padded * groups), n, groups).double() - base
+        values = values - zero.repeat_interleave(k // groups, 1)
+    if d["GROUP"]:
+        scale = pairs(flat(p.group_scale, dtype, padded * groups), n, groups).double()
+        return values * scale.repeat_interleave(d["GROUP"], 1)
+    return values * flat(p.row_scale, torch.float32, n).double()[:, None]
+
+
+def skinny_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) -> None:
+    dtype = torch.float16 if "HALF" in d else torch.bfloat16
+    gated = d["EPILOGUE"] == skinny.GATED
+    columns = p.n // 2 if gated else p.n
+    assert (p.k, block) == (64 * d["CHUNKS"] * d["SPLITS"], 128 * d["GROUPS"])
+    assert 1 <= p.m <= 8 * d["M8"]
+    assert tuple(grid) == (d["SPLITS"], -(-p.n // (64 * d["GROUPS"])))
+    assert [p.x % 16, p.x_row % 8, p.y % 8, p.y_row % 4, p.w % 16] == [0] * 5
+    x = memory(p.x, dtype, (p.m, p.k), (p.x_row, 1)).double()
+    y = x @ weight_of(p, d, dtype).T
+    if gated:
+        act = [F.silu, F.gelu, lambda v: F.gelu(v, approximate="tanh")][p.activation]
+        y = act(y[:, :columns]) * y[:, columns:]
+    elif p.bias:
+        y = y + flat(p.bias, dtype, p.n).double()
+    memory(p.y, dtype, (p.m, columns), (p.y_row, 1)).copy_(y)
+
+
+def norm_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) -> None:
+    dtype, dim, m = torch.float16 if "HALF" in d else torch.bfloat16, d["DIM"], grid[0]
+    assert block == -(-dim // 256) * 32
+    assert [p.x % 16, p.y % 16, p.x_row % 8, p.y_row % 8] == [0] * 4
+    x = memory(p.x, dtype, (m, dim), (p.x_row, 1)).double()
+    if d["ADD"]:
+        residual = memory(p.residual, dtype, (m, dim), (p.residual_row, 1))
+        x = x + residual.double()
+        residual.copy_(x)
+    unit = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + p.eps)
+    if d["ADAPTIVE"]:
+        conditions = memory(p.modulation, dtype, (m // p.rows, 3, dim), (p.modulation_row, dim, 1))
+        memory(p.gate, dtype, (m // p.rows, dim), (p.gate_row, 1)).copy_(conditions[:, 2])
+        scale, shift = (t.repeat_interleave(p.rows, 0) for t in conditions.double().unbind(1)[:2])
+        unit = unit * (1 + scale) + shift
+    elif p.weight:
+        unit = unit * (p.offset + flat(p.weight, dtype, dim).double())
+    memory(p.y, dtype, (m, dim), (p.y_row, 1)).copy_(unit)
+
+
+def attention_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) -> None:
+    dtype, dim, group = torch.float16 if "HALF" in d else torch.bfloat16, d["HD"], d["GROUP"]
+    kv_heads = p.heads // group
+    assert (*grid, block) == (d["SPLITS"], tiles_of(p.tokens, p.requests, group), kv_heads, 128)
+    q, o = (memory(at, dtype, (p.tokens, p.heads, dim), (p.heads * dim, dim, 1)) for at in (p.q, p.o))
+    ends, indptr = (flat(at, torch.int32, p.requests + 1).tolist() for at in (p.cu_seqlens, p.indptr))
+    last = flat(p.last, torch.int32, p.requests).tolist()
+    o.zero_()
+    used = 0
+    for b in range(p.requests):
+        rows = slice(ends[b], ends[b + 1])
+        used += -(-(rows.stop - rows.start) * group // 64)
+        first, count = (b, 1) if d["SLABS"] else (indptr[b], indptr[b + 1] - indptr[b])
+        length = (count - 1) * p.page_size + last[b] if count else 0
+        if not length or rows.start == rows.stop:
+            continue
+        held = []
+        for at, step, key, head in ((p.k, p.k_page, p.k_key, p.k_head), (p.v, p.v_page, p.v_key, p.v_head)):
+            pages = flat(p.indices, torch.int32, first + count)[first:].tolist()
+            shape, strides = (p.page_size, kv_heads, dim), (key, head, 1)
+            cached = [memory(at + 2 * page * step, dtype, shape, strides) for page in pages]
+            held.append(torch.cat(cached)[:length].double().repeat_interleave(group, 1))
+        s = torch.einsum("qhd,khd->hqk", q[rows].double(), held[0]) * p.scale
+        s = p.cap * torch.tanh(s / p.cap) if p.cap else s
+        at = torch.arange(rows.stop - rows.start)[:, None] + length - (rows.stop - rows.start)
+        keys = torch.arange(length)[None]
+        keep = (keys <= at if p.causal else keys >= 0) & (at - keys < (p.window or math.inf))
+        weights = s.masked_fill(~keep, -math.inf).softmax(-1).nan_to_num(0)
+        o[rows] = torch.einsum("hqk,khd->qhd", weights, held[1]).to(dtype)
+    assert used <= grid[1]
+
+
+SOURCES: Mapping[str, Callable[..., None]] = {
+    "skinny.cu": skinny_cu, "norm.cu": norm_cu, "attention.cu": attention_cu
+}  # fmt: skip
+
+
+class Simulated:
+    """A kernel that computes on the CPU what its arguments say."""
+
+    def __init__(self, name: str, defines: Mapping[str, int], cluster: int) -> None:
+        self.name, self.defines, self.cluster = name, defines, cluster
+
+    def clusters(self, block: int) -> int:
+        return 7
+
+    def launch(
+        self, grid: Sequence[int], block: int, arguments: Sequence[Any], stream: int, *, overlap: bool = False
+    ) -> None:
+        assert overlap
+        SOURCES[self.name](arguments[0], self.defines, grid, block)

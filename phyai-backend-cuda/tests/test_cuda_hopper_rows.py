@@ -1,0 +1,145 @@
+"""The rows for Hopper without a GPU: what a kernel would compute is computed from the very arguments of its launch.
+
+So the predicates, the packing, the strides and the pointers that the host code passes are held to the reference by the
+conformance kit; the kernels themselves are what ``test_cuda_hopper_gpu.py`` holds.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import phyai_backend_cuda.skinny_mlp
+import pytest
+import torch
+from phyai.catalog import Catalog
+from phyai.environment import Environment
+from phyai.kernel import Kernel
+from phyai.op import ArgSpec
+from phyai.ops import CORE_OPS
+from phyai.plugins import discover
+from phyai.testing.case import MEMORY, Case
+from phyai.testing.kit import examine, examine_call
+from phyai.testing.report import Outcome
+from phyai.testing.subject import Subject, about
+from phyai_backend_cuda import attention_split, norms_overlap, skinny, skinny_gemm
+from phyai_backend_cuda.attention_split import cut_for
+from phyai_backend_cuda.hopper_rows import KERNELS
+
+sys.path.insert(0, str(Path(__file__).parent))
+from hopper_simulation import Simulated
+
+ON_GPU = torch.cuda.is_available()
+pytestmark = pytest.mark.skipif(ON_GPU, reason="the kernels themselves are tested where there is a GPU")
+
+CPU = Environment.detect("cpu", libraries=())
+H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.cupy": "14.2.0"})
+BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}
+OPS = {op.name: op for op in CORE_OPS}
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str, function: str, defines: Mapping[str, int], *, cluster: int = 1, **_: Any) -> Simulated:
+        return Simulated(name, defines, cluster)
+
+    for module in (attention_split, norms_overlap, skinny):
+        monkeypatch.setattr(module, "load", load)
+        monkeypatch.setattr(module, "current_stream", lambda: 0)
+    for module in (norms_overlap, skinny_gemm, phyai_backend_cuda.skinny_mlp):
+        monkeypatch.setattr(module, "settled", lambda: None)
+    monkeypatch.setattr(attention_split, "on_device", torch.is_tensor)
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return discover()
+
+
+def subject_of(id: str, catalog: Catalog) -> Subject:
+    """The row with the device and its libraries granted."""
+    kernel = BY_ID[id]
+    claim = kernel.when.given({name: value for name, value in H200.items() if name.startswith(("device.", "lib."))})
+    here = attrs.evolve(kernel, when=claim)
+    all_kernels = tuple(here if k.id == id else k for k in catalog.kernels)
+    return Subject(here, about(here, attrs.evolve(catalog, kernels=all_kernels)), CPU)
+
+
+@pytest.mark.parametrize("id", BY_ID)
+def test_what_a_row_claims_it_computes(id: str, catalog: Catalog) -> None:
+    report = examine(subject_of(id, catalog), seconds=3, calls=40)
+    assert not [(check.name, check.reason, check.call) for check in report.checks if check.outcome is Outcome.FAILED]
+    assert any(check.outcome is Outcome.PASSED for check in report.checks)
+
+
+CALLS: Mapping[str, ArgSpec] = {
+    "cuda.gemm.skinny_16bit": ArgSpec("", {"M": 6, "N": 24, "K": 192}, {}, {}, ("bias",)),
+    "cuda.gated_mlp.skinny_16bit": ArgSpec("", {"M": 6, "K": 64, "I": 128, "N": 16}, {}, {"activation": "silu"}),
+    "cuda.rms_norm.overlap": ArgSpec("", {"M": 6, "D": 72}, {}, {"offset": 1}, ("weight",)),
+    "cuda.rms_norm_add.overlap": ArgSpec("", {"M": 6, "D": 72}),
+    "cuda.ada_rms_norm.overlap": ArgSpec("", {"M": 6, "R": 2, "D": 40}),
+    "cuda.attention_paged.split": ArgSpec(
+        "", {"T": 9, "B": 2, "pages": 3, "page_size": 8, "entries": 3, "heads": 4, "kv_heads": 2, "head_dim": 64}
+    ),
+}
+
+
+@pytest.mark.parametrize("form", MEMORY)
+@pytest.mark.parametrize("id", CALLS)
+def test_every_form_of_memory(id: str, form: str, catalog: Catalog) -> None:
+    case = attrs.evolve(Case.of(OPS[BY_ID[id].op], CALLS[id]), memory=form).fitted(OPS[BY_ID[id].op])
+    report = examine_call(subject_of(id, catalog), case)
+    assert not [c.reason for c in report.checks if c.outcome is Outcome.FAILED]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
+def test_a_row_asks_for_hopper_and_for_cupy(kernel: Kernel) -> None:
+    for missing in ({"lib.cupy": None}, {"device.arch": "sm100"}, {"device.arch": "sm80"}, {"device.type": "cpu"}):
+        assert kernel.when.given(dict(H200.replace(missing))).why_not({}) is not None
+
+
+@pytest.mark.parametrize(
+    ("facts", "held"),
+    [
+        ({}, True), ({"shape.T": 512}, True), ({"shape.T": 513}, False), ({"shape.head_dim": 96}, False),
+        ({"dtype.v_cache": "fp16"}, False), ({"attrs.window": 1}, True), ({"attrs.window": 0}, False),
+        ({"attrs.soft_cap": 5.0}, True), ({"attrs.soft_cap": 0}, False), ({"shape.group": 65}, False),
+    ],
+)  # fmt: skip
+def test_which_calls_attention_claims(facts: dict[str, Any], held: bool) -> None:
+    call = {
+        "shape.T": 50, "shape.head_dim": 256, "shape.group": 8, "shape.kv_heads": 1,
+        **{f"dtype.{name}": "bf16" for name in ("q", "k_cache", "v_cache", "o")},
+    }  # fmt: skip
+    assert BY_ID["cuda.attention_paged.split"].when.holds({**H200, **call, **facts}) == held
+
+
+def test_a_cluster_of_sixteen_is_taken_only_where_it_fits() -> None:
+    assert [cut_for(7, 132, widest)[0] for widest in (0, 6, 7)] == [8, 8, 16]
+    assert cut_for(9, 132, 16)[0] == 8  # 144 blocks have no processors of their own
+
+
+def test_all_blocks_of_attention_run_at_once_as_long_as_two_fit_on_a_processor() -> None:
+    for clusters in range(1, 265):
+        splits, stages = cut_for(clusters, 132, 7)
+        assert splits * clusters <= (132 if stages == 2 or splits == 16 else 264)
+
+
+@pytest.mark.parametrize("source", ["skinny.cu", "norm.cu", "attention.cu"])
+def test_nothing_but_weights_is_touched_before_the_kernel_in_front_has_ended(source: str) -> None:
+    """A launch may overlap whatever is in front of it, so inputs are read and outputs written after the wait."""
+    text = (Path(phyai_backend_cuda.__file__).parent / "csrc" / source).read_text(encoding="utf-8")
+    body = text[text.index('extern "C"') :]
+    assert body.count("wait_previous();") == 1
+    before, after = body.split("wait_previous();")
+    weights = {"w", "group_scale", "group_zero", "weight"}
+    sizes = {"k", "n", "rows", "requests", "tokens"}
+    assert set(re.findall(r"\bp\.(\w+)", before)) <= weights | sizes
+    assert set(re.findall(r"\bb\.(\w+)\(", before)) <= {"load_w", "prefetch"}
+    assert "return" not in before  # every block waits, so that whoever waits for it waits for all in front
+    assert not re.search(r"\b(load_x|load_q|find)\b", before)
+    assert "wait_previous" not in after
