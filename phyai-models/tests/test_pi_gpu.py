@@ -163,3 +163,12 @@ def test_running_out_of_memory_leaves_nothing_allocated():
     ):
         fill()
     assert torch.cuda.memory_allocated() == before
+
+
+def test_recordings_are_made_anew_after_all_of_them_went(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch = random_batch(directory, batch=1, tokens=3)
+    with engine(directory, catalog=catalog, device="cuda", runtime=GRAPH) as running:
+        first = actions(running, batch)
+        running.dispatcher.replace_policy(running.dispatcher.policy)
+        assert torch.equal(actions(running, batch), first)

@@ -1,5 +1,6 @@
 """What is left of a capture that fails, with stand-ins for CUDA's side of it. (On a GPU: test_pi_gpu.)"""
 
+import gc
 import weakref
 from types import SimpleNamespace
 
@@ -50,11 +51,16 @@ def test_every_attempt_to_capture_has_a_pool_of_its_own(monkeypatch):
     monkeypatch.setattr(warm, "record", record)
     dispatcher = Dispatcher()
     warmer = Warmer(dispatcher, torch.device("cuda"), graphs=True)
-    assert warmer.record(lambda: None, lambda: prepared.append(1)).captured
+    first = warmer.record(lambda: None, lambda: prepared.append(1))
+    assert first.captured
     assert dispatcher.excluded == ["mine.1", "mine.2"]
     assert len(set(used)) == len(prepared) == 3
-    warmer.record(lambda: None, lambda: None)
+    second = warmer.record(lambda: None, lambda: None)
     assert used[3] == used[2], "graphs that were captured share their memory"
+    del first, second
+    gc.collect()
+    warmer.record(lambda: None, lambda: None)
+    assert used[4] not in used[:4], "torch takes no pool again whose graphs are gone"
 
 
 def test_what_else_ends_a_capture_is_raised_and_its_pool_is_left(monkeypatch):

@@ -9,6 +9,8 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
+from phyai_backend_flashinfer.memory import give, packed, target
+
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     import flashinfer
@@ -17,9 +19,9 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     call = getattr(flashinfer, name[str(facts["attrs.activation"])])
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        y = torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype, device=x.device) if out is None else out
+        y = target(out, x[..., : x.shape[-1] // 2])
         if x.numel():
-            call(x.contiguous(), out=y)
-        return y
+            call(packed(x), out=y)
+        return give(y, out)
 
     return Prepared(run)

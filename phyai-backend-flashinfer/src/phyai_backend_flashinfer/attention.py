@@ -12,6 +12,8 @@ from phyai.errors import CallError
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
+from phyai_backend_flashinfer.memory import give, packed, readable, target
+
 #: What FlashInfer asks for: split-KV partial results of a whole batch.
 WORKSPACE = 128 << 20
 
@@ -139,11 +141,11 @@ class _Paged:
         state: Any = None,
     ) -> torch.Tensor:  # fmt: skip
         assert state is not None, "attention_paged runs with the state that plan(metadata) returned"
-        o = torch.empty_like(q) if out is None else out
+        o = target(out, q)
         if len(q):
-            caches = tuple(cache.view(-1, self.subpage, *cache.shape[2:]) for cache in (k_cache, v_cache))
-            state.run(q, caches, out=o)
-        return o
+            caches = tuple(packed(cache).view(-1, self.subpage, *cache.shape[2:]) for cache in (k_cache, v_cache))
+            state.run(readable(q), caches, out=o)
+        return give(o, out)
 
     def prepared(self) -> Prepared:
         return Prepared(self.run, plan=self.plan, plan_key=(*self.kind, self.rows))
@@ -167,8 +169,8 @@ def _single(backend: str, facts: Facts) -> Prepared:
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: None = None, cu_seqlens_q: None = None,
         cu_seqlens_k: None = None, out: torch.Tensor | None = None, state: object = None,
     ) -> torch.Tensor:  # fmt: skip
-        o = call(q.flatten(0, -3), k.flatten(0, -3), v.flatten(0, -3), backend=backend, **scores).view(q.shape)
-        return o if out is None else out.copy_(o)
+        flat = (readable(t.flatten(0, -3)) for t in (q, k, v))
+        return give(call(*flat, backend=backend, **scores).view(q.shape), out)
 
     return Prepared(run)
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-
-def in_place(weights: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None]:
-    """A ``refresh`` that copies new weights into those that were bound."""
-
-    def refresh(new: Mapping[str, Any]) -> None:
-        for name, held in weights.items():
-            if held is not None:
-                held.copy_(new[name])
-
-    return refresh
+from phyai_backend_flashinfer.memory import give, held, in_place, packed, readable, target
 
 
 def prepare_rms_norm(
@@ -27,15 +18,16 @@ def prepare_rms_norm(
     from flashinfer import gemma_rmsnorm, rmsnorm
 
     call = gemma_rmsnorm if facts.get("attrs.offset", 0) else rmsnorm
-    weight, eps = weights["weight"], float(facts.get("attrs.eps", 1e-6))
+    kept = held(weights)
+    weight, eps = kept["weight"], float(facts.get("attrs.eps", 1e-6))
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+        y = target(out, x)
         if x.numel():
-            call(x.reshape(-1, x.shape[-1]), weight, eps, out=y.view(-1, x.shape[-1]))
-        return y
+            call(readable(x.reshape(-1, x.shape[-1])), weight, eps, out=y.view(-1, x.shape[-1]))
+        return give(y, out)
 
-    return Prepared(run, refresh=in_place(weights))
+    return Prepared(run, refresh=in_place(kept))
 
 
 def prepare_rms_norm_add(
@@ -44,18 +36,17 @@ def prepare_rms_norm_add(
     from flashinfer import fused_add_rmsnorm, gemma_fused_add_rmsnorm
 
     call = gemma_fused_add_rmsnorm if facts.get("attrs.offset", 0) else fused_add_rmsnorm
-    weight, eps = weights["weight"], float(facts.get("attrs.eps", 1e-6))
+    kept = held(weights)
+    weight, eps = kept["weight"], float(facts.get("attrs.eps", 1e-6))
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None
     ) -> torch.Tensor:
-        # the library writes its result over x, which is the caller's
-        y = x.clone(memory_format=torch.contiguous_format) if out is None else out.copy_(x)
+        y = target(out, x).copy_(x)  # the library writes its result over x, which is the caller's
         if x.numel():
-            held = residual.contiguous()
-            call(y.view(-1, x.shape[-1]), held.view(-1, x.shape[-1]), weight, eps)
-            if held is not residual:
-                residual.copy_(held)
-        return y
+            total = packed(residual)
+            call(y.view(-1, x.shape[-1]), total.view(-1, x.shape[-1]), weight, eps)
+            give(total, residual)
+        return give(y, out)
 
-    return Prepared(run, refresh=in_place(weights))
+    return Prepared(run, refresh=in_place(kept))

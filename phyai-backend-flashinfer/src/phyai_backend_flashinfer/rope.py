@@ -9,29 +9,26 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_flashinfer.norms import in_place
+from phyai_backend_flashinfer.memory import give, held, in_place, target
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     from flashinfer import apply_rope_with_cos_sin_cache_inplace
 
-    cos_sin, head_dim = weights["cos_sin"], int(facts["shape.head_dim"])
+    kept = held(weights)
+    cos_sin, head_dim = kept["cos_sin"], int(facts["shape.head_dim"])
     neox = facts.get("attrs.style", "neox") == "neox"
 
     def run(
         q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor,
         out: tuple[torch.Tensor, torch.Tensor] | None = None, state: object = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        if out is None:
-            out = (q.clone(memory_format=torch.contiguous_format), k.clone(memory_format=torch.contiguous_format))
-        else:
-            out[0].copy_(q)
-            out[1].copy_(k)
+        q_out, k_out = out if out is not None else (None, None)
+        y_q, y_k = target(q_out, q).copy_(q), target(k_out, k).copy_(k)
         if positions.numel():
-            rows = positions.numel()
-            apply_rope_with_cos_sin_cache_inplace(
-                positions.reshape(-1), out[0].view(rows, -1), out[1].view(rows, -1), head_dim, cos_sin, neox
-            )
-        return out
+            flat = positions.reshape(-1).contiguous()
+            rotated = (y.view(len(flat), -1) for y in (y_q, y_k))
+            apply_rope_with_cos_sin_cache_inplace(flat, *rotated, head_dim, cos_sin, neox)
+        return give(y_q, q_out), give(y_k, k_out)
 
-    return Prepared(run, refresh=in_place(weights))
+    return Prepared(run, refresh=in_place(kept))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,8 @@ class Warmer:
         self.device = device
         self.graphs = graphs
         self._epoch = dispatcher.epoch
-        self._pool: Any = torch.cuda.graph_pool_handle() if graphs else None
+        self._pool: Any = None
+        self._pooled: weakref.WeakSet[Recording] = weakref.WeakSet()
 
     def current(self) -> bool:
         """Whether recordings made so far are valid. Asked again after it said no, it is about those made since."""
@@ -59,13 +61,22 @@ class Warmer:
             if not self.graphs:
                 return Recording(compute)
             try:
-                return record(compute, self.dispatcher, self._pool)
+                recording = record(compute, self.dispatcher, self._shared_pool())
+                self._pooled.add(recording)
+                return recording
             except BaseException as error:
-                self._pool = torch.cuda.graph_pool_handle()  # what was recorded in the other one is out of date anyway
+                self._pooled.clear()  # what was recorded there is out of date anyway
                 if not isinstance(error, KernelFailure):
                     raise
-                _log.warning("%s; another kernel takes its place", error)
+                # as text: a record that is kept would keep the exception, its frames, and what they recorded
+                _log.warning("%s; another kernel takes its place", str(error))
                 self.dispatcher.exclude(error.kernel, str(error))
+
+    def _shared_pool(self) -> Any:
+        """The pool of the recordings that live; torch takes none again whose graphs are all gone."""
+        if not self._pooled:
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
 
     def _warm_up(self, compute: Callable[[], None]) -> None:
         if not self.graphs:
