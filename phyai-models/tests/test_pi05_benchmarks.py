@@ -72,6 +72,8 @@ def test_pi0s_policy_gives_every_call_of_pi0_what_was_measured_for_its_shapes(fi
     found = decisions("h200", loaded.policy, catalog, family="pi0", fixed_lengths=fixed_lengths)
     prefix = "torch.attention_paged.sdpa_cudnn" if fixed_lengths else "flashinfer.attention_paged.fa3"
     assert found["prefix", "attention_paged"] == [prefix]
-    assert found["expert", "attention_paged"] == ["flashinfer.attention_paged.fa2"]
+    assert found["expert", "attention_paged"] == ["cuda.attention_paged.split"]
+    assert found["expert", "gated_mlp"] == ["cuda.gated_mlp.skinny_16bit"]
+    assert found["expert", "rms_norm_add"] == ["cuda.rms_norm_add.overlap"]
     assert found["vision", "attention"] == ["torch.attention.cudnn"]
     assert not [call for call, ids in found.items() if any(id.startswith("reference.") for id in ids)]

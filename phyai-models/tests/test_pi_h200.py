@@ -36,8 +36,8 @@ def test_attention_is_the_best_measured_for_each_shape(catalog):
     bucket = decisions("h200", policy("h200_bf16.yaml", catalog), catalog)
     exact = decisions("h200", policy("h200_bf16.yaml", catalog), catalog, fixed_lengths=True)
     assert bucket["vision", "attention"] == exact["vision", "attention"] == ["torch.attention.cudnn"]
-    assert bucket["expert", "attention_paged"] == ["flashinfer.attention_paged.fa2"]
-    assert exact["expert", "attention_paged"] == ["flashinfer.attention_paged.fa2"]
+    assert bucket["expert", "attention_paged"] == ["cuda.attention_paged.split"]
+    assert exact["expert", "attention_paged"] == ["cuda.attention_paged.split"]
     assert exact["prefix", "attention_paged"] == ["torch.attention_paged.sdpa_cudnn"]
     assert bucket["prefix", "attention_paged"] == ["flashinfer.attention_paged.fa3"]
 
