@@ -44,9 +44,8 @@ def conform(
 ) -> Report:
     """Test ``backend`` (the first part of its kernels' ids, or its plug-in's or distribution's name) on a machine.
 
-    ``kernels`` are ids or globs, ``checks`` names. The time is shared out evenly. After ``seconds`` no call begins any
-    more: what was not reached by then is named in the report's ``waiting``, and the run has not passed. ``keep`` is
-    given what is known so far, after everything that was tested.
+    ``kernels`` are ids or globs, ``checks`` names. The time is shared out evenly. After ``seconds`` what is left gets
+    its plainest call alone, once per check. ``keep`` is given what is known so far, after everything that was tested.
 
     Raises:
         PhyAIError: no such backend, kernel or check; or the reference, hypothesis or torch is not installed.
@@ -72,9 +71,7 @@ def conform(
     for number, record in enumerate(todo):
         keep(report())
         progress(number, len(todo))
-        left = seconds - (time.monotonic() - begun)
-        if left <= 0:
-            break
+        left = max(0.0, seconds - (time.monotonic() - begun))
         found.append(
             examine_record(
                 record, backend, catalog, environment, seconds=left / (len(todo) - number), seed=seed, calls=calls,

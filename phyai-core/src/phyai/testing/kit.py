@@ -53,8 +53,8 @@ def examine(
     backend: str | None = None,
     stop: float = math.inf,
 ) -> SubjectReport:
-    """Every check of one kernel, in about ``seconds``: each is made at least once, unless ``stop``
-    (of :func:`time.monotonic`) comes first. After that no call begins but the first.
+    """Every check of one kernel, in about ``seconds``. Each is made at least once, with the plainest call; after
+    ``stop`` (of :func:`time.monotonic`) nothing else begins.
 
     Raises:
         DeclarationError: nothing says what the kernel's op is.
@@ -79,8 +79,7 @@ def examine(
     tallies = [_Tally(check) for check in checks if check.unavailable(subject) is None]
     values = [tally for tally in tallies if tally.check is VALUES_CHECK]
     with contextlib.suppress(_DeviceFailed):
-        _try(subject, [base], tallies[:1], None)
-        _try(subject, [base], tallies[1:], None, stop)
+        _try(subject, [base], tallies, None)
         _try(subject, corners(subject, base), values or tallies, deadline - seconds / 2, stop)
         _draw(subject, tallies, deadline, seed, calls, stop)
         _insist(subject, base, tallies, min(deadline + seconds / 2, stop))

@@ -70,8 +70,8 @@ class SubjectReport:
 
 @attrs.frozen
 class Report:
-    """A whole run. ``waiting`` names what was not reached in its time; of a run that goes on, or was ended from
-    outside, the first of them is the one that was being tested."""
+    """A run. ``waiting`` names what was not reached yet where it goes on, or was ended from outside; the first of them
+    is the one that was being tested."""
 
     backend: str
     device: str
