@@ -1,6 +1,7 @@
 """The π0.5 expert as one persistent kernel: right against float32 torch, and timed beside torch's own kernels.
 
-    python benchmarks/gpu_expert.py --out benchmarks/results/expert.json [--define MULTICAST=0] [--stages]
+    python benchmarks/gpu_expert.py --out benchmarks/results/expert.json [--check] [--baseline]
+        [--variant ""] [--variant SLOTS=12] [--variant AHEAD=4] [--variant TRACE=200]
 
 Random weights at real size: 18 layers, 1024 wide, M = 50 queries over 968 + 50 keys, 10 steps; BF16.
 """
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from phyai_backend_cuda.expert import Expert, LayerWeights, attention_order, modulation_tables, qkv_order
+from phyai_backend_cuda.expert import ROWS, TILE, Expert
+from phyai_backend_cuda.expert_weights import LayerWeights, attention_order, modulation_tables, qkv_order
 from phyai_backend_cuda.packing import unpack_tiles
 
 #: What each of the kernel's marks ends, in order, per layer (``-DTRACE=n``).
 MARKS = (
-    "A wait", "A product", "A write", "B wait", "B attention", "B write parts", "B wait parts", "B combine",
+    "A wait", "A product", "A write", "B scores", "B softmax", "B values", "B write parts", "B combine",
     "C wait", "C product", "C write parts", "C reduce", "D wait", "D product", "D write",
     "E wait", "E product", "E write parts", "E reduce",
 )  # fmt: skip
@@ -141,30 +143,31 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor]) -> dict[str, float]:
     """Relative error of every intermediate of the last layer run, read back from the kernel's scratch."""
-    m, rows = model.m, -(-model.m // 8) * 8
-    last = len(model.layers) - 1
-    t = expert.tensors
+    m, t, device = model.m, expert.tensors, expert.tensors["act"].device
+    last, layers = len(model.layers) - 1, len(model.layers)
+    use, x_use = model.steps * layers - 1, model.steps * (layers + 1) - 1  # the last ones: which copy they are in
 
-    def chunked(raw: torch.Tensor, chunks: int, n: int) -> torch.Tensor:
-        return unpack_tiles(raw.flatten().view(torch.bfloat16).view(1, chunks, n, 64))
+    def fragments(name: str, use: int) -> torch.Tensor:
+        units = t[name].view(2, -1)[use & 1].view(torch.bfloat16).view(-1, 4, 8, 4, 2, 4)
+        return units.permute(1, 4, 2, 0, 3, 5).reshape(64, -1)[:m]
 
-    order = qkv_order(t["act"].device)[:HD]
-    q = torch.stack([chunked(t["qbuf"].view(H, -1)[h], 4, rows)[:m] for h in range(H)], 1)
-    keys = torch.cat([chunked(t["kbuf"][last, i], 4, 64) for i in range(expert.tiles)])
-    values = torch.cat([chunked(t["vbuf"][last, i], 4, 64) for i in range(expert.tiles)])
-    fresh = slice(model.prefix, model.prefix + m)
+    def cache(name: str, chunks: list[int]) -> torch.Tensor:
+        tiles = t[name][last].view(torch.bfloat16).view(-1, 4, 64, 64)[:, chunks]
+        return unpack_tiles(tiles)[: model.prefix]
+
+    order = qkv_order(device)[:HD]
+    fresh = t["fresh"].view(2, 2, ROWS, 2 * HD)[use & 1].view(torch.bfloat16)
+    queries = t["qbuf"].view(2, H * 4 * TILE)[use & 1].view(torch.bfloat16).view(-1, 4, 8, 4, 2, 2, 2)
+    queries = queries.permute(1, 4, 2, 0, 5, 3, 6).reshape(64, H, HD)[:m]
     return {
-        "q": error(q, seen["q"][..., order]), "k": error(keys[fresh], seen["k"][..., order]),
-        "v": error(values[fresh], seen["v"]),
-        "k_prefix": error(keys[: model.prefix], model.keys[last].float()[..., order]),
-        "v_prefix": error(values[: model.prefix], model.values[last].float()),
-        "o": error(
-            torch.cat([chunked(t["obuf"].view(8, -1)[h], 4, rows)[:m] for h in range(H)], 1),
-            seen["o"][:, attention_order(t["act"].device)],
-        ),
-        "xs2": error(chunked(t["xs2"], 16, rows)[:m], seen["x_mid"] * (1 + model.mlp[-1, last, :D])),
-        "act": error(chunked(t["act"], 64, rows)[:m], seen["act"]),
-        "xs1": error(chunked(t["xs1"], 16, rows)[:m], seen["x"] * (1 + model.final[-1, :D])),
+        "q": error(queries, seen["q"][..., order]), "k": error(fresh[0, :m], seen["k"][..., order]),
+        "v": error(fresh[1, :m], seen["v"]),
+        "k_prefix": error(cache("kbuf", [0, 1, 2, 3]), model.keys[last].float()[..., order]),
+        "v_prefix": error(cache("vbuf", [0, 2, 1, 3]), model.values[last].float()),
+        "o": error(fragments("obuf", use), seen["o"][:, attention_order(device)]),
+        "xs2": error(fragments("xs2", use), seen["x_mid"] * (1 + model.mlp[-1, last, :D])),
+        "act": error(fragments("act", use), seen["act"]),
+        "xs1": error(fragments("xs1", x_use), seen["x"] * (1 + model.final[-1, :D])),
     }  # fmt: skip
 
 

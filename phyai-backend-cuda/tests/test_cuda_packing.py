@@ -8,16 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from phyai_backend_cuda.expert import (
+from phyai_backend_cuda.expert_weights import (
     BLOCKS,
     HEAD_DIM,
     HEADS,
     INTERMEDIATE,
     RANKS,
-    WIDTH,
     LayerWeights,
     attention_order,
     first_octet,
+    fragment_order,
     gate_up_order,
     modulation_tables,
     pack_by_rank,
@@ -26,6 +26,8 @@ from phyai_backend_cuda.expert import (
     rotate_chunks,
 )
 from phyai_backend_cuda.packing import pack_tiles, rope_pairs, unpack_tiles
+
+WIDTH = 1024
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.sampled_from([8, 16, 64]))
@@ -42,7 +44,12 @@ def test_a_tile_element_lies_where_the_swizzle_says(blocks: int, chunks: int, ro
 
 @pytest.mark.parametrize(
     ("order", "size"),
-    [(qkv_order(), (HEADS + 2) * HEAD_DIM), (gate_up_order(), 2 * INTERMEDIATE), (attention_order(), HEADS * HEAD_DIM)],
+    [
+        (qkv_order(), (HEADS + 2) * HEAD_DIM),
+        (gate_up_order(), 2 * INTERMEDIATE),
+        (attention_order(), HEADS * HEAD_DIM),
+        (fragment_order(256), 256),
+    ],
 )
 def test_an_order_is_a_permutation(order: torch.Tensor, size: int) -> None:
     assert torch.equal(order.sort().values, torch.arange(size))
@@ -70,7 +77,8 @@ def test_a_block_of_the_down_weight_is_its_rows_and_its_eighth_of_k() -> None:
     flat = pack_by_rank(weight).view(BLOCKS, 1, 64, 64)
     for block in (0, 17, 127):
         rank, cluster = block // 16, block % 16
-        want = pack_tiles(weight[cluster * 64 : cluster * 64 + 64, rank * 64 : rank * 64 + 64].contiguous(), 64)[0]
+        mine = weight[cluster * 64 : cluster * 64 + 64, rank * 64 : rank * 64 + 64]
+        want = pack_tiles(mine[:, fragment_order(64)], 64)[0]
         assert torch.equal(flat[block], want)
     assert RANKS * 16 == BLOCKS
 
@@ -78,7 +86,7 @@ def test_a_block_of_the_down_weight_is_its_rows_and_its_eighth_of_k() -> None:
 def test_packed_qkv_of_a_block_holds_its_octets_chunk_by_chunk() -> None:
     weight = torch.arange((HEADS + 2) * HEAD_DIM * WIDTH).view(-1, WIDTH)
     flat = pack_qkv(weight)
-    ordered = weight[qkv_order()]
+    ordered = weight[qkv_order()][:, fragment_order(WIDTH)]
     for block in (0, 5, 64, 127):
         first, n = first_octet(block), 3 if block < 64 else 2
         start = first * 16 * 512

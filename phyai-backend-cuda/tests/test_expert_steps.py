@@ -10,7 +10,7 @@ from phyai.op import ArgSpec
 from phyai.ops.expert_steps import OP
 from phyai.synthesize import synthesize
 from phyai_backend_cuda import expert_steps
-from phyai_backend_cuda.expert import gate_up_order, qkv_order
+from phyai_backend_cuda.expert_weights import gate_up_order, qkv_order
 from phyai_backend_reference.reference.expert_steps import prepare as prepare_reference
 
 SHORT = next(spec for spec in OP.arg_specs if spec.name == "pi05.short")

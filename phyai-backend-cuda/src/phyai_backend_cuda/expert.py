@@ -1,155 +1,37 @@
-"""Host side of ``csrc/expert.cu``: packed weights, modulation tables, scratch, and the launch.
-
-The modulations of every denoising step depend on the step alone, so ``(1 + scale)``, the gate, and
-``shift · Wᵀ`` of each adaRMS norm are tables made once; see the kernel's head for what it computes.
-"""
+"""Host side of ``csrc/expert.cu``: its scratch, and the launch. Weights: :mod:`phyai_backend_cuda.expert_weights`."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
+from phyai_backend_cuda.expert_weights import BLOCKS, HEADS, RANKS, LayerWeights, pack_layer
 from phyai_backend_cuda.launch import current_stream, load
-from phyai_backend_cuda.packing import pack_tiles, rope_pairs
 
 if TYPE_CHECKING:
     import torch
 
-BLOCKS, RANKS = 128, 8
-WIDTH, HEADS, HEAD_DIM, INTERMEDIATE, ACTION_DIM = 1024, 8, 256, 4096, 32
-MAX_QUERIES = 56
-SHARED_BYTES = 16 * 7168 + 1024 + 14 * 8192 + 1024
-
-
-@attrs.frozen
-class LayerWeights:
-    """Weights of one layer, ``[out, in]`` bf16: qkv ``[2560, 1024]``, o ``[1024, 2048]``, gate_up ``[8192, 1024]``
-    (gate first), down ``[1024, 4096]``."""
-
-    qkv: torch.Tensor
-    o: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
-
-
-def qkv_order(device: Any = None) -> torch.Tensor:
-    """Rows of the merged qkv weight in the kernel's order: rope partners adjacent in q and k, v as it is."""
-    import torch
-
-    pairs = rope_pairs(HEAD_DIM)
-    heads = [h * HEAD_DIM + pairs for h in range(HEADS + 1)]
-    return torch.cat((*heads, (HEADS + 1) * HEAD_DIM + torch.arange(HEAD_DIM))).to(device)
-
-
-def gate_up_order(device: Any = None) -> torch.Tensor:
-    """Rows of the merged gate/up weight in the kernel's order.
-
-    Row ``n = 8j + 2q + t`` of block b's 64 is the gate (t = 0) or up (t = 1) row of column ``32b + 8q + j``: then a
-    thread of the accumulator holds both factors of eight adjacent outputs.
-    """
-    import torch
-
-    n = torch.arange(64)
-    column = (n % 8 // 2) * 8 + n // 8
-    block = torch.arange(BLOCKS)[:, None]
-    return ((n % 2)[None] * INTERMEDIATE + block * 32 + column[None]).flatten().to(device)
-
-
-def attention_order(device: Any = None) -> torch.Tensor:
-    """Columns of the o weight in the kernel's order: within a head, unit ``8c + 4i + q`` of eight holds columns
-    ``64c + 32i + 8j + 2q`` and + 1 for j = 0..3, which is what one thread has of the attention's accumulator."""
-    import torch
-
-    p = torch.arange(HEAD_DIM)
-    unit, j, e = p // 8, p % 8 // 2, p % 2
-    within = unit // 8 * 64 + unit // 4 % 2 * 32 + j * 8 + unit % 4 * 2 + e
-    return (torch.arange(HEADS)[:, None] * HEAD_DIM + within[None]).flatten().to(device)
-
-
-def first_octet(block: int) -> int:
-    """The first of block ``block``'s octets (eight rows) of the 320 of qkv: 64 blocks have three, 64 have two."""
-    return 3 * block if block < 64 else 192 + 2 * (block - 64)
-
-
-def rotate_chunks(tiles: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
-    """``[B, chunks, ...]`` with block b's chunks from ``first[b]`` on: blocks that read the same activations begin at
-    different ones."""
-    import torch
-
-    chunks = tiles.shape[1]
-    index = (torch.arange(chunks, device=tiles.device)[None] + first.to(tiles.device)[:, None]) % chunks
-    return tiles[torch.arange(tiles.shape[0], device=tiles.device)[:, None], index]
-
-
-def pack_qkv(weight: torch.Tensor) -> torch.Tensor:
-    """``[2560, 1024]`` → flat: per block, per chunk of K, the block's octets."""
-    import torch
-
-    tiles = pack_tiles(weight[qkv_order(weight.device)], 8)  # [320, 16, 8, 64]
-    block = torch.arange(BLOCKS) // 4
-    wide, narrow = tiles[:192].reshape(64, 3, 16, 512), tiles[192:].reshape(64, 2, 16, 512)
-    parts = (rotate_chunks(t.transpose(1, 2), first) for t, first in ((wide, block[:64]), (narrow, block[64:])))
-    return torch.cat([part.flatten() for part in parts])
-
-
-def pack_by_rank(weight: torch.Tensor) -> torch.Tensor:
-    """``[1024, K]`` → flat: per eighth of K, per 64 rows, the chunks."""
-    import torch
-
-    tiles = pack_tiles(weight, 64)  # [16, K / 64, 64, 64]
-    ranks = tiles.reshape(16, RANKS, -1, 64, 64).transpose(0, 1).reshape(BLOCKS, -1, 64, 64)
-    return rotate_chunks(ranks, torch.arange(BLOCKS) % 16 // 4).flatten()
-
-
-def pack_layer(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The four flat packed weights of a layer, in the order of ``LayerWeights``."""
-    import torch
-
-    gate_up = pack_tiles(layer.gate_up[gate_up_order(layer.gate_up.device)], 64)
-    return (
-        pack_qkv(layer.qkv),
-        pack_by_rank(layer.o[:, attention_order(layer.o.device)]),
-        rotate_chunks(gate_up, torch.arange(BLOCKS) // 4).flatten(),
-        pack_by_rank(layer.down),
-    )
-
-
-def modulation_tables(
-    layers: Sequence[LayerWeights],
-    attention: torch.Tensor,
-    mlp: torch.Tensor,
-    final: torch.Tensor,
-    out_weight: torch.Tensor,
-    out_bias: torch.Tensor,
-) -> dict[str, torch.Tensor]:
-    """Tables of all steps, fp32. ``attention`` and ``mlp`` are ``[S, L, 3·1024]``, ``final`` ``[S, 3·1024]``: scale,
-    shift and gate as the adaRMS projections give them."""  # fmt: skip
-    import torch
-
-    scale1, shift1, gate1 = attention.float().chunk(3, -1)
-    scale2, shift2, gate2 = mlp.float().chunk(3, -1)
-    scale_f, shift_f, _ = final.float().chunk(3, -1)
-    device = attention.device
-    qkv, gate_up = qkv_order(device), gate_up_order(device)
-    shift_qkv = torch.stack([shift1[:, i] @ w.qkv.float().T for i, w in enumerate(layers)], 1)[..., qkv]
-    shift_gu = torch.stack([shift2[:, i] @ w.gate_up.float().T for i, w in enumerate(layers)], 1)[..., gate_up]
-    tables = {
-        "scale1": 1 + scale1, "gate1": gate1, "scale2": 1 + scale2, "gate2": gate2,
-        "shift_qkv": shift_qkv, "shift_gu": shift_gu,
-        "scale_f": 1 + scale_f, "shift_out": shift_f @ out_weight.float().T + out_bias.float(),
-    }  # fmt: skip
-    return {name: table.contiguous() for name, table in tables.items()}
-
+ACTION_DIM, MAX_QUERIES = 32, 56
+ROWS, TILE, SPLITS = 56, 8192, 16  # stored rows of partial results; bytes of 64 × 64 bf16; parts of the keys
+THREADS, SLOTS = 384, 10  # of a block; of its ring of weights
+CARVEOUT = 85  # percent of an SM's memory that is shared: the least that 10 slots fit in. The rest is L1.
 
 PARAM_FIELDS: tuple[str, ...] = (
     "wqkv", "wo", "wgu", "wd", "in_w", "in_b", "out_w",
     "scale1", "gate1", "scale2", "gate2", "shift_qkv", "shift_gu", "scale_f", "shift_out", "dt", "cos_sin", "lengths",
-    "actions", "kbuf", "vbuf", "xs1", "xs2", "qbuf", "obuf", "act", "opart", "ml", "part", "ssq", "counters",
-    "trace",
+    "actions", "kbuf", "vbuf", "xs1", "xs2", "qbuf", "obuf", "act", "fresh", "ml", "opart", "part", "ssq",
+    "done", "trace",
 )  # fmt: skip
+
+#: Bytes of what blocks exchange. A launch starts from a blank copy of these; the first seven come as two copies.
+EXCHANGE: dict[str, int] = {
+    "xs1": 2 * 16 * TILE, "xs2": 2 * 16 * TILE, "qbuf": 2 * 32 * TILE, "obuf": 2 * 32 * TILE, "act": 2 * 64 * TILE,
+    "fresh": 2 * 2 * ROWS * 512, "ml": 2 * HEADS * SPLITS * ROWS * 8, "ssq": 4 * ROWS * 128, "done": 128,
+}  # fmt: skip
+FRAGMENTS = ("xs1", "xs2", "qbuf", "obuf", "act")
+#: A launch starts with these zero: the first use's tag is one.
+TAGGED: dict[str, int] = {"opart": HEADS * 16 * SPLITS * ROWS * 32, "part": 2 * BLOCKS * RANKS * ROWS * 16}
 
 
 class _Params(ctypes.Structure):
@@ -159,53 +41,78 @@ class _Params(ctypes.Structure):
     )  # fmt: skip
 
 
+def shared_bytes(slots: int) -> int:
+    """Shared memory of a block: the ring, what its two warpgroups exchange, barriers, x."""
+    return slots * 2 * TILE + 2 * 16384 + slots * 16 + 2 * ROWS * 16
+
+
+def areas(buffer: torch.Tensor, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """``buffer`` (bytes) cut into areas of these sizes."""
+    return dict(zip(sizes, buffer.split_with_sizes(list(sizes.values())), strict=True))
+
+
+def blank_exchange(queries: int, device: Any = None) -> torch.Tensor:
+    """All ones where a word says that it is not written yet; zeros in counts and in rows that nobody writes."""
+    import torch
+
+    buffer = torch.full((sum(EXCHANGE.values()),), 255, dtype=torch.uint8, device=device)
+    views = areas(buffer, EXCHANGE)
+    views["ssq"].zero_()
+    views["done"].zero_()
+    for name in FRAGMENTS:
+        units = views[name].view(-1, 4, 8, 4, 2, 8)  # k-step, row tile, row, q, row + 8, bytes
+        row = torch.arange(4)[:, None, None] * 16 + torch.arange(8)[:, None] + torch.arange(2)[None, None] * 8
+        units.masked_fill_((row >= queries)[:, :, None, :, None].to(device), 0)
+    return buffer
+
+
 class Expert:
     """All denoising steps of the expert for up to ``capacity`` keys, as one launch.
 
     ``run`` updates ``actions`` ``[M, 32]`` fp32 in place. ``lengths`` (int32, on the device) holds the number of
-    prefix keys and the position of the first query; ``cos_sin`` is ``[P, 256]`` fp32.
+    prefix keys and the position of the first query; ``cos_sin`` is ``[P, 256]`` fp32. ``defines`` are macros of
+    ``csrc/expert_layout.cuh``: ``SLOTS``, ``AHEAD``, ``TRACE``.
     """
 
     def __init__(
         self, layers: Sequence[LayerWeights], tables: dict[str, torch.Tensor], *, in_weight: torch.Tensor,
         in_bias: torch.Tensor, out_weight: torch.Tensor, dt: torch.Tensor, cos_sin: torch.Tensor, queries: int,
-        capacity: int, eps: float, defines: dict[str, int] | None = None,
-        cooperative: bool = True,
+        capacity: int, eps: float, defines: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         import torch
 
         if not 1 <= queries <= MAX_QUERIES:
             raise ValueError(f"queries is {queries}; the kernel takes 1 to {MAX_QUERIES}")
         device = in_weight.device
-        rows, tiles, n = -(-queries // 8) * 8, -(-capacity // 64), len(layers)
+        tiles, n = -(-capacity // 64), len(layers)
         self.queries, self.tiles, self.layers = queries, tiles, n
         packed = [torch.stack(parts) for parts in zip(*(pack_layer(layer) for layer in layers), strict=True)]
 
         def zeros(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
+        self._blank = blank_exchange(queries, device)
+        self._exchange, self._tagged = self._blank.clone(), zeros(sum(TAGGED.values()))
         self.tensors: dict[str, torch.Tensor] = {
             **dict(zip(("wqkv", "wo", "wgu", "wd"), packed, strict=True)),
             "in_w": in_weight.float().contiguous(), "in_b": in_bias.float().contiguous(),
             "out_w": out_weight.bfloat16().contiguous(), **tables, "dt": dt.float().contiguous(),
             "cos_sin": cos_sin.float().contiguous(), "lengths": zeros(2, dtype=torch.int32),
             "actions": zeros(queries, ACTION_DIM, dtype=torch.float32),
-            "kbuf": zeros(n, tiles, 4 * 8192), "vbuf": zeros(n, tiles, 4 * 8192),
-            "xs1": zeros(16, rows * 128), "xs2": zeros(16, rows * 128), "act": zeros(64, rows * 128),
-            "qbuf": zeros(32, rows * 128), "obuf": zeros(32, rows * 128),
-            "opart": zeros(BLOCKS, queries, 2 * HEAD_DIM), "ml": zeros(BLOCKS, 64, 8),
-            # exchanged without a barrier: all ones is "not written yet", and every launch leaves it so
-            "part": zeros(BLOCKS, RANKS, 56, 32).fill_(255),
-            "ssq": zeros(4, rows, 128), "counters": zeros(896, dtype=torch.int32),
+            "kbuf": zeros(n, tiles, 4 * TILE), "vbuf": zeros(n, tiles, 4 * TILE),
+            **areas(self._exchange, EXCHANGE), **areas(self._tagged, TAGGED),
             "trace": zeros(BLOCKS, 1024, dtype=torch.int64),
         }  # fmt: skip
         pointers = {name: self.tensors[name].data_ptr() for name in PARAM_FIELDS}
         self._params = _Params(**pointers, layers=n, steps=dt.numel(), kv_tiles=tiles, eps=eps)
-        macros = {"MQ": queries, **(defines or {})}
-        self._kernel = load("expert.cu", "expert", macros, arch="sm_90a", shared_bytes=SHARED_BYTES)
-        self._pack = load("expert.cu", "pack_kv", macros, arch="sm_90a")
+        macros = {"MQ": queries, "SLOTS": SLOTS, **(defines or {})}
+        slots = macros["SLOTS"]
+        self._kernel = load(
+            "expert.cu", "expert", macros, arch="sm_90a", shared_bytes=shared_bytes(slots),
+            carveout=CARVEOUT if slots <= SLOTS else None,
+        )  # fmt: skip
+        self._pack = load("expert_prefix.cu", "pack_kv", {}, arch="sm_90a")
         self._pointers: torch.Tensor | None = None
-        self._cooperative = cooperative
 
     def bind_cache(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
         """The prefix's cache per layer, ``[keys, 256]`` bf16 with one row stride for all."""
@@ -228,7 +135,7 @@ class Expert:
 
     def run(self) -> torch.Tensor:
         """Every step; ``tensors["actions"]`` holds the noise before and the actions after."""
-        self.tensors["counters"].zero_()
-        self.tensors["ssq"].zero_()
-        self._kernel.launch((BLOCKS,), 160, (self._params,), current_stream(), cooperative=self._cooperative)
+        self._exchange.copy_(self._blank)
+        self._tagged.zero_()
+        self._kernel.launch((BLOCKS,), THREADS, (self._params,), current_stream(), cooperative=True)
         return self.tensors["actions"]

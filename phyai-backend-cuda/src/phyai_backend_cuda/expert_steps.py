@@ -9,7 +9,8 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.expert import Expert, LayerWeights, modulation_tables, pack_layer
+from phyai_backend_cuda.expert import Expert
+from phyai_backend_cuda.expert_weights import LayerWeights, modulation_tables, pack_layer
 
 
 def layers_of(weights: Mapping[str, Any]) -> list[LayerWeights]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+SHARED_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 WIDE_CLUSTERS = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 COOPERATIVE, CLUSTER, OVERLAP = 2, 4, 6  # CUlaunchAttributeID; OVERLAP: programmatic stream serialization
 PORTABLE_CLUSTER = 8  # blocks; a larger cluster does not fit on every chip
@@ -46,10 +47,13 @@ class Kernel:
     """One function of a cubin, on the device that was current when it was loaded.
 
     Parameters are ctypes values (``c_void_p`` for pointers, ``Structure`` by value), kept alive by the caller only
-    during the launch: the driver copies them. ``cluster`` blocks beside each other along x form a cluster.
+    during the launch: the driver copies them. ``cluster`` blocks beside each other along x form a cluster. ``carveout``
+    is the percentage of an SM's memory that the kernel prefers to be shared memory; the driver chooses without it.
     """
 
-    def __init__(self, cubin: bytes, function: str, shared_bytes: int = 0, cluster: int = 1) -> None:
+    def __init__(
+        self, cubin: bytes, function: str, shared_bytes: int = 0, cluster: int = 1, carveout: int | None = None
+    ) -> None:
         self.name, self.shared_bytes, self.cluster = function, shared_bytes, cluster
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         library = driver()
@@ -59,6 +63,9 @@ class Kernel:
         if shared_bytes > 48 * 1024:
             code = library.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes)
             check(code, f"{shared_bytes} bytes of shared memory for {function}")
+        if carveout is not None:
+            code = library.cuFuncSetAttribute(self._function, SHARED_CARVEOUT, carveout)
+            check(code, f"{carveout} % of an SM's memory as shared memory for {function}")
         if cluster > PORTABLE_CLUSTER:
             code = library.cuFuncSetAttribute(self._function, WIDE_CLUSTERS, 1)
             check(code, f"clusters of {cluster} blocks for {function}")
@@ -96,22 +103,24 @@ class Kernel:
 
 @functools.lru_cache(maxsize=256)
 def _load(
-    name: str, function: str, defines: tuple[tuple[str, int], ...], arch: str, shared: int, cluster: int, _: int
-) -> Kernel:
+    name: str, function: str, defines: tuple[tuple[str, int], ...], arch: str, shared: int, cluster: int,
+    carveout: int | None, _: int,
+) -> Kernel:  # fmt: skip
     from phyai_backend_cuda.nvrtc import compile_cubin
 
-    return Kernel(compile_cubin(name, dict(defines), arch), function, shared, cluster)
+    return Kernel(compile_cubin(name, dict(defines), arch), function, shared, cluster, carveout)
 
 
 def load(
-    name: str, function: str, defines: Mapping[str, int], *, arch: str, shared_bytes: int = 0, cluster: int = 1
-) -> Kernel:
+    name: str, function: str, defines: Mapping[str, int], *, arch: str, shared_bytes: int = 0, cluster: int = 1,
+    carveout: int | None = None,
+) -> Kernel:  # fmt: skip
     """``function`` of ``csrc/<name>``, compiled with ``defines`` for ``arch`` (``sm_90a``), on the current device."""
     import torch
 
     torch.cuda.current_stream()  # makes the primary context current
     device = torch.cuda.current_device()
-    return _load(name, function, tuple(sorted(defines.items())), arch, shared_bytes, cluster, device)
+    return _load(name, function, tuple(sorted(defines.items())), arch, shared_bytes, cluster, carveout, device)
 
 
 def current_stream() -> int:

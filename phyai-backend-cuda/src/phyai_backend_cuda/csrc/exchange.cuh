@@ -1,0 +1,92 @@
+// Exchange between the blocks of a grid that is all on the chip, through L2, by words that say themselves whether they
+// are there: no barrier, no fence, one trip to L2 for the writer and one for the reader.
+//
+// A *word* is 4 or 8 aligned bytes with one writer. Either it is EMPTY until it is written, and lies in two copies that
+// alternate between uses: who writes one copy makes the other EMPTY. Or its lowest bit is a tag that alternates between
+// uses, at the cost of that bit of its value (a bf16's last, or an fp32's).
+//
+// Why this is sound under PTX's memory model, although nothing here acquires or releases:
+//   1. Every access to a word is `relaxed` at the scope `gpu` and of the word's size (a vector access is one access for
+//      each element), so accesses to a word are atomic and morally strong, and coherence orders them.
+//   2. A word that is there *is* the data. Nothing else is read because of it, and an order between different locations
+//      is all that acquire, release and fences would add.
+//   3. A word is blanked or written anew by its own writer, in program order, and only after it has read words which
+//      depend on every read of the old value: each reading block has, since that read, passed a `bar.sync` and then
+//      published results on which the writer's own input depends. A read that returned the new value, or a blank that
+//      its reader never saw past, would thus be the cause of itself, which the model excludes (no-thin-air).
+// Data that are not such words (the actions) are published by `add_release` and read after `wait_acquire`.
+#pragma once
+#include "hopper.cuh"
+
+#define EMPTY 0xFFFFFFFFu  // a NaN that no instruction makes: conversions and arithmetic give 0x7FFF and 0x7FFFFFFF
+
+__device__ __forceinline__ void store_relaxed(void* p, u32 v) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_relaxed2(void* p, u32 x, u32 y) {
+    asm volatile("{\n.reg .b64 v;\nmov.b64 v, {%1, %2};\nst.relaxed.gpu.global.b64 [%0], v;\n}"
+                 ::"l"(p), "r"(x), "r"(y) : "memory");
+}
+__device__ __forceinline__ void store_relaxed4(void* p, uint4 v) {
+    asm volatile(
+        "{\n.reg .b64 v, w;\nmov.b64 v, {%1, %2};\nmov.b64 w, {%3, %4};\nst.relaxed.gpu.global.v2.b64 [%0], {v, w};\n}"
+        ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+__device__ __forceinline__ void store_empty(void* p) { store_relaxed(p, EMPTY); }
+__device__ __forceinline__ void store_empty2(void* p) { store_relaxed2(p, EMPTY, EMPTY); }
+__device__ __forceinline__ u32 tagged(u32 v, u32 tag) { return (v & ~1u) | tag; }
+
+__device__ __forceinline__ u64 load_relaxed(const u64* p) {
+    u64 v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+// 8 or 16 bytes: of words of 8 bytes, or with WORDS of words of 4.
+template <bool WORDS> __device__ __forceinline__ uint2 load_relaxed2(const void* p) {
+    uint2 v;
+    if (WORDS) {
+        asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+    } else {
+        const u64 both = load_relaxed(static_cast<const u64*>(p));
+        v = make_uint2(static_cast<u32>(both), static_cast<u32>(both >> 32));
+    }
+    return v;
+}
+template <bool WORDS> __device__ __forceinline__ uint4 load_relaxed4(const void* p) {
+    uint4 v;
+    if (WORDS)
+        asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    else
+        asm volatile("{\n.reg .b64 v, w;\nld.relaxed.gpu.global.v2.b64 {v, w}, [%4];\n"
+                     "mov.b64 {%0, %1}, v;\nmov.b64 {%2, %3}, w;\n}"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void add_relaxed(u64* p, u64 v) {
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ __forceinline__ void add_release(u32* p) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+}
+__device__ __forceinline__ void wait_acquire(const u32* p, u32 target) {
+    u32 v = 0;
+    for (u32 spins = 0; v < target; ++spins) {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+        if (spins > SPIN_LIMIT) __trap();
+    }
+}
+
+// Whether something of these N·16 bytes is not there yet: the first half of a word of 8 bytes says it for both.
+template <int N, bool WORDS> __device__ __forceinline__ bool missing(const uint4 (&v)[N]) {
+    u32 top = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        top = max(top, max(v[i].x, v[i].z));
+        if (WORDS) top = max(top, max(v[i].y, v[i].w));
+    }
+    return top == EMPTY;
+}
+// Whether two tagged words, of 4 or of 8 bytes, are not both of this use.
+__device__ __forceinline__ bool untagged(uint2 v, u32 tag) { return ((v.x ^ tag) | (v.y ^ tag)) & 1; }
+__device__ __forceinline__ bool untagged(uint4 v, u32 tag) { return ((v.x ^ tag) | (v.z ^ tag)) & 1; }

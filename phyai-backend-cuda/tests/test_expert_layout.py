@@ -1,0 +1,168 @@
+"""The expert kernel's exchange of activations on a CPU: what its stages store, where wgmma takes it from, and that the
+packed weights multiply it right."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from phyai_backend_cuda.expert import (
+    CARVEOUT,
+    EXCHANGE,
+    FRAGMENTS,
+    MAX_QUERIES,
+    PARAM_FIELDS,
+    SLOTS,
+    TILE,
+    areas,
+    blank_exchange,
+    shared_bytes,
+)
+from phyai_backend_cuda.expert_weights import (
+    BLOCKS,
+    HEADS,
+    INTERMEDIATE,
+    RANKS,
+    attention_order,
+    first_octet,
+    gate_up_order,
+    in_fragments,
+    pack_by_rank,
+    pack_qkv,
+    qkv_order,
+    rotate_chunks,
+)
+from phyai_backend_cuda.nvrtc import SOURCES
+from phyai_backend_cuda.packing import pack_tiles, unpack_tiles
+
+M = 50
+
+
+def fragment(row, quad):
+    """Byte of columns ``4 * quad ..`` of a row within a chunk, as in ``csrc/expert_layout.cuh``."""
+    return (quad // 4) * 2048 + (row // 16) * 512 + row % 8 * 64 + quad % 4 * 16 + row // 8 % 2 * 8
+
+
+def taken_by_wgmma(buffer: torch.Tensor, chunks: int) -> torch.Tensor:
+    """``A [64, 64 * chunks]`` of wgmma m64nNk16 from registers (PTX ISA, figure of its A fragment): lane 4g + q holds
+    rows g and g + 8, columns 2q, 2q + 1, 2q + 8, 2q + 9; 16 bytes a lane, x y of row g before z w of row g + 8."""
+    units = buffer.view(chunks, 4, 4, 8, 4, 2, 2, 2)  # chunk, k-step, row tile, g, q, row + 8, column + 8, column + 1
+    return units.permute(2, 5, 3, 0, 1, 6, 4, 7).reshape(64, chunks * 64)
+
+
+def stored(matrix: torch.Tensor) -> torch.Tensor:
+    """``[M, K]`` in the order of the kernel's columns, four at a time at ``fragment``."""
+    rows, chunks = matrix.shape[0], matrix.shape[1] // 64
+    buffer = torch.zeros(chunks, TILE // 2, dtype=matrix.dtype)
+    row, quad = torch.arange(rows)[:, None], torch.arange(16)[None]
+    at = (fragment(row, quad) // 2)[..., None] + torch.arange(4)
+    for chunk in range(chunks):
+        buffer[chunk, at] = matrix[:, chunk * 64 : chunk * 64 + 64].view(rows, 16, 4)
+    return buffer.flatten()
+
+
+def product(a: torch.Tensor, tiles: torch.Tensor, first: int) -> torch.Tensor:
+    """``a`` by a block's tiles ``[chunks, rows, 64]``, in the order in which the block has them."""
+    chunks = len(tiles)
+    parts = a.view(64, chunks, 64)[:, (torch.arange(chunks) + first) % chunks]
+    return torch.einsum("mck,nck->mn", parts, unpack_tiles(tiles[None]).view(-1, chunks, 64))
+
+
+def values(*shape: int) -> torch.Tensor:
+    return torch.randint(-8, 9, shape, dtype=torch.float64)
+
+
+def by_rank(a: torch.Tensor, packed: torch.Tensor, k: int) -> torch.Tensor:
+    """Stages C and E: 64 rows of the weight to a cluster, an eighth of K to a rank."""
+    chunks = k // 64 // RANKS
+    tiles = packed.view(RANKS, 16, chunks, 64, 64)
+    columns = [
+        sum(product(a[:, r * chunks * 64 :][:, : chunks * 64].contiguous(), tiles[r, c], c // 4) for r in range(RANKS))
+        for c in range(16)
+    ]
+    return torch.cat(columns, 1)[:M]
+
+
+def test_qkv_reads_x_and_leaves_queries_for_the_scores() -> None:
+    torch.manual_seed(0)
+    x, weight = values(M, 1024), values(2560, 1024)
+    a, packed = taken_by_wgmma(stored(x), 16), pack_qkv(weight)
+    outputs = []
+    for block in range(BLOCKS):
+        octets, first = (3 if block < 64 else 2), first_octet(block) * 16 * 512
+        tiles = packed[first : first + octets * 16 * 512].view(16, octets * 8, 64)
+        outputs.append(product(a, tiles, block // 4)[:M])
+    want = (x @ weight.T)[:, qkv_order()]
+    got = torch.cat(outputs, 1)
+    assert torch.equal(got, want)
+
+    queries = torch.zeros(32, TILE // 2, dtype=torch.float64)  # as stage A stores them: two columns at a time
+    row = torch.arange(M)
+    for octet in range(256):
+        within = octet % 32
+        for q in range(4):
+            at = fragment(row, within // 2 % 4 * 4 + q) + within % 2 * 4
+            for e in range(2):
+                queries[octet // 32 * 4 + within // 8, at // 2 + e] = got[:, octet * 8 + 2 * q + e]
+    assert torch.equal(taken_by_wgmma(queries.flatten(), 32)[:M], want[:, :2048])
+
+
+def test_gate_up_leaves_for_down_what_down_multiplies() -> None:
+    torch.manual_seed(1)
+    x, gate_up, down = values(M, 1024), values(2 * INTERMEDIATE, 1024), values(1024, INTERMEDIATE)
+    a = taken_by_wgmma(stored(x), 16)
+    tiles = rotate_chunks(pack_tiles(in_fragments(gate_up)[gate_up_order()], 64), torch.arange(BLOCKS) // 4)
+    act = torch.zeros(64, TILE // 2, dtype=torch.float64)
+    row = torch.arange(M)[:, None]
+    for block in range(BLOCKS):
+        y = product(a, tiles[block], block // 4)[:M].view(M, 8, 4, 2)  # octet, q, gate and up
+        for q in range(4):
+            z = y[:, :, q, 0] + y[:, :, q, 1]  # any function of the two
+            at = fragment(row, block % 2 * 8 + q) // 2
+            act[block // 2, at + torch.arange(4)] = z[:, :4]
+            act[block // 2, at + 1024 + torch.arange(4)] = z[:, 4:]
+    g, u = (x @ gate_up.T).chunk(2, -1)
+    assert torch.equal(by_rank(taken_by_wgmma(act.flatten(), 64), pack_by_rank(down), INTERMEDIATE), (g + u) @ down.T)
+
+
+def test_combined_attention_is_what_o_multiplies() -> None:
+    torch.manual_seed(2)
+    attention, weight = values(M, HEADS * 256), values(1024, HEADS * 256)
+    out = torch.zeros(32, TILE // 2, dtype=torch.float64)
+    row = torch.arange(M)[:, None]
+    for head in range(HEADS):
+        for unit in range(32):  # a thread's q of four column octets of the accumulator
+            octets, q = unit // 8 * 8 + unit // 4 % 2 * 4 + torch.arange(4), unit % 4
+            columns = (octets[:, None] * 8 + 2 * q + torch.arange(2)).flatten()
+            mine = attention[:, head * 256 + columns]
+            for half in range(2):
+                k_step = unit // 4 * 2 + half
+                at = fragment(row, k_step % 4 * 4 + unit % 4) // 2 + torch.arange(4)
+                out[head * 4 + k_step // 4, at] = mine[:, half * 4 : half * 4 + 4]
+    packed = pack_by_rank(weight[:, attention_order()])
+    assert torch.equal(by_rank(taken_by_wgmma(out.flatten(), 32), packed, 2048), attention @ weight.T)
+
+
+@pytest.mark.parametrize("queries", [1, 10, 50, MAX_QUERIES])
+def test_a_blank_exchange_waits_for_the_rows_that_are_written(queries: int) -> None:
+    views = areas(blank_exchange(queries), EXCHANGE)
+    for name in FRAGMENTS:
+        for chunk in views[name].view(torch.int16).view(-1, TILE // 2):
+            assert (taken_by_wgmma(chunk, 1) == -1).all(1).tolist() == [row < queries for row in range(64)]
+    assert not views["ssq"].any()
+    assert not views["done"].any()
+    assert all((views[name] == 255).all() for name in ("fresh", "ml"))
+
+
+def test_parameters_are_in_the_order_of_the_source() -> None:
+    source = re.sub(r"//.*", "", (SOURCES / "expert_layout.cuh").read_text(encoding="utf-8"))
+    fields = source.split("struct Params {")[1].split("};")[0]
+    assert tuple(re.findall(r"\*\s*(\w+)", fields)) == PARAM_FIELDS
+
+
+def test_a_block_s_shared_memory_fits_and_leaves_room_for_l1() -> None:
+    kept, whole = 1024, 228 * 1024  # of every block, for the system; of an SM (CUDA programming guide, 9.0)
+    sizes = [size * 1024 for size in (132, 164, 196, 228)]  # the carveouts that there are
+    given = min(size for size in sizes if size >= whole * CARVEOUT // 100)
+    assert shared_bytes(SLOTS) + kept <= given < whole
