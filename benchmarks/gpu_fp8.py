@@ -191,9 +191,9 @@ def passes(table: Table) -> None:
     for m, width, gated in ((968, 16384, True), (768, 4304, False)):
         columns = width * (1 + gated)
         what = f"{'gated ' * gated}activation {m} x {width}"
-        for who, options in (("quantized", {}), ("quantized, scaled", {"scaled": True}), ("static", {"static": True})):
+        for who, static in (("quantized", False), ("static", True)):
             table.time(what, f"cuda activate_quantize {who}", floor_of(m * (2 * columns + width)),
-                       lambda: activation(m, columns, width, gated, **options))  # fmt: skip
+                       lambda: activation(m, columns, width, gated, static))  # fmt: skip
         if gated:
             facts = {"shape.I": width, "attrs.activation": "gelu_tanh"}
             table.time(what, "cuda.gated_activation bf16", floor_of(2 * m * (columns + width)),
@@ -206,16 +206,13 @@ def passes(table: Table) -> None:
                             normal(968, 2048), normal(968, 2048)))  # fmt: skip
 
 
-def activation(
-    m: int, columns: int, width: int, gated: bool, *, scaled: bool = False, static: bool = False
-) -> Callable[[], Any]:
+def activation(m: int, columns: int, width: int, gated: bool, static: bool) -> Callable[[], Any]:
     from phyai_backend_cuda.quantized.kernels import activate_quantize
 
     x, codes = normal(m, columns), torch.empty(m, width, dtype=FP8, device="cuda")
     scales = torch.empty(m, device="cuda")
-    by = {"row_scale": torch.rand(m, device="cuda"), "column_scale": torch.rand(columns, device="cuda")}
-    given = {"given": torch.tensor([0.02], device="cuda")} if static else by if scaled else {}
-    return lambda: activate_quantize(x, codes, scales, "gelu_tanh", gated=gated, **given)
+    given = torch.tensor([0.02], device="cuda") if static else None
+    return lambda: activate_quantize(x, codes, scales, "gelu_tanh", gated=gated, given=given)
 
 
 # Feed-forward blocks
@@ -232,10 +229,6 @@ def blocks(table: Table) -> None:
         for scheme, words in ((SCHEME, ""), (STATIC, " static")):
             make = gated_row(id, scheme)
             table.time(what, id + words, narrow, lambda: make(m, k, width)[0], lambda: gated_error(make, m, k, width))
-    for fast in (False, True):
-        make = scaled_by_reader(fast)
-        table.time(what, f"first product unscaled, scales in the activation{' fast' * fast}", narrow,
-                   lambda: make(m, k, width)[0], lambda: gated_error(make, m, k, width))  # fmt: skip
     m, k, width = 768, 1152, 4304
     flops, what = 4 * m * k * width, "vision block"
     wide, narrow = floor_of(4 * k * width + 4 * m * k, flops, BF16_RATE), floor_of(2 * k * width + 4 * m * k, flops)
@@ -280,28 +273,6 @@ def plain_row(id: str) -> Callable[[int, int, int], Made]:
         weights = {"fc1": quantized(fc1), "fc2": quantized(fc2)}
         facts, biases = mlp_facts("mlp", weights), {"fc1_bias": normal(width) * 0, "fc2_bias": normal(k) * 0}
         return bind(prepared(id, facts, {**weights, **biases}), x), given
-
-    return make
-
-
-def scaled_by_reader(fast: bool) -> Callable[[int, int, int], Made]:
-    """The first product is scaled by one number, 1; the activation multiplies by rows' and columns' scales."""
-    from phyai_backend_cuda.quantized.kernels import activate_quantize, quantize
-
-    def make(m: int, k: int, width: int) -> Made:
-        x, gate_up, down = given = tensors(m, k, width, True)
-        (first, s1), (second, s2) = codes_of(gate_up, 1), codes_of(down, 1)
-        columns, last, one = s1.flatten(), s2.T.contiguous(), torch.ones((), device="cuda")
-
-        def call() -> torch.Tensor:
-            codes, scales = torch.empty(m, k, dtype=FP8, device="cuda"), torch.empty(m, device="cuda")
-            quantize(x, codes, scales)
-            h = torch._scaled_mm(codes, first.T, one, one, out_dtype=BF16, use_fast_accum=fast)
-            inner, s = torch.empty(m, width, dtype=FP8, device="cuda"), torch.empty(m, device="cuda")
-            activate_quantize(h, inner, s, "gelu_tanh", gated=True, row_scale=scales, column_scale=columns)
-            return torch._scaled_mm(inner, second.T, s[:, None], last, out_dtype=BF16, use_fast_accum=fast)
-
-        return call, given
 
     return make
 

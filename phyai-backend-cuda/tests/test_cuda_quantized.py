@@ -189,6 +189,46 @@ def test_a_product_equals_the_reference(id: str, granularity: str, activation: s
     torch.testing.assert_close(prepared.run(x).float(), want, rtol=1e-2, atol=1e-2)
 
 
+def offset(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, one element behind a multiple of 16 bytes."""
+    place = torch.empty(tensor.numel() + 17, dtype=tensor.dtype, device=tensor.device)[1 : tensor.numel() + 1]
+    return place.view(tensor.shape).copy_(tensor)
+
+
+@pytest.mark.parametrize("id", PRODUCTS)
+def test_cublas_sees_multiples_of_16_bytes_wherever_the_call_lies(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    usual = torch._scaled_mm
+
+    def watched(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        held = [*tensors, *(t for t in (options.get("bias"), options.get("out")) if t is not None)]
+        seen.extend(t.data_ptr() % 16 for t in held)
+        return usual(*tensors, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", watched)
+    weight, other = (weight_of(32, 48, "channel", "token", True, seed=seed) for seed in (0, 5))
+    moved = attrs.evolve(weight, codes=offset(weight.codes), scale=offset(weight.scale))
+    x, bias, out = offset(normal(3, 48)), offset(normal(32, seed=2)), offset(normal(3, 32))
+    facts = gemm_facts(weight, **{"dtype.bias": "bf16"})
+    prepared = BY_ID[id].load()(facts, {"weight": moved, "bias": bias}, {}, Resources())
+    assert prepared.run(x, out=out) is out
+    torch.testing.assert_close(out.float(), reference(weight, x, bias), rtol=1e-2, atol=1e-2)
+    assert prepared.refresh is not None
+    prepared.refresh({"weight": other, "bias": bias})
+    torch.testing.assert_close(prepared.run(x).float(), reference(other, x, bias), rtol=1e-2, atol=1e-2)
+    assert seen
+    assert not any(seen)
+
+
+def test_launches_that_overlap_need_hopper() -> None:
+    from phyai_backend_cuda.triton_rows.common import overlapping
+
+    assert overlapping(Facts({"device.arch": "sm90"}), {"overlap": True})
+    assert not overlapping(Facts({"device.arch": "sm89"}), {"overlap": False})
+    with pytest.raises(ValueError, match="sm89"):
+        overlapping(Facts({"device.arch": "sm89"}), {"overlap": True})
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [

@@ -11,6 +11,7 @@ from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.gated import GatedProduct
 from phyai_backend_cuda.quantized.product import Fp8Product, placed
+from phyai_backend_cuda.triton_rows.common import overlapping
 
 
 def aligned(matrix: torch.Tensor) -> torch.Tensor:
@@ -48,11 +49,12 @@ def prepare_bf16(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, 
 
 
 def prepare_fp8(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    options = overlapping(facts, params)
     first, second = (
-        Fp8Product(weights[part], None, facts.under(f"parts.{part}.quant"), resources, fast=True)
+        Fp8Product(weights[part], None, facts.under(f"parts.{part}.quant"), resources, fast=True, options=options)
         for part in ("gate_up", "down")
     )
-    product = _product(facts, first.weight.codes, first.scale, second.given)
+    product = _product(facts, first.codes, first.scale, second.given)
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         codes, scales = first.quantized(x.reshape(-1, x.shape[-1]))

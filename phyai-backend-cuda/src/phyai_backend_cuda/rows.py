@@ -10,6 +10,8 @@ from phyai.predicates import match
 
 #: Triton's first release that these kernels were written for.
 TRITON: Mapping[str, Any] = {"device.type": "cuda", "device.vendor": "nvidia", "lib.triton": ">=3.3"}
+#: Of kernels that run between others: see ``triton_rows.common.overlapping``.
+OVERLAP = Param("overlap", "set up while the kernel in front still runs; sm90 or later", (False, True), False)
 ROW_LIMIT = "<=16384"  # one program holds a whole row
 
 
@@ -60,15 +62,15 @@ KERNELS: tuple[Kernel, ...] = (
         doc="all steps and layers in one launch; keeps packed weights of its own",
     ),
     _row("cuda.rms_norm", {"shape.D": ROW_LIMIT, **_same(("x", "y"), ("weight",))}, "norms:prepare_rms_norm",
-         doc="one pass; offset added to the weight"),
+         doc="one pass; offset added to the weight", params=(OVERLAP,)),
     _row("cuda.rms_norm_add", {"shape.D": ROW_LIMIT, **_same(("x", "residual", "weight", "y"))},
-         "norms:prepare_rms_norm_add", doc="one pass over both"),
+         "norms:prepare_rms_norm_add", doc="one pass over both", params=(OVERLAP,)),
     _row("cuda.ada_rms_norm", {"shape.D": ROW_LIMIT, **_same(("x", "modulation", "y", "gate"))},
          "norms:prepare_ada_rms_norm", doc="norm, scale, shift and gate in one pass"),
     _row("cuda.layer_norm", {"shape.D": ROW_LIMIT, **_same(("x", "y"), ("weight", "bias"))},
-         "norms:prepare_layer_norm", doc="one pass"),
+         "norms:prepare_layer_norm", doc="one pass", params=(OVERLAP,)),
     _row("cuda.layer_norm_add", {"shape.D": ROW_LIMIT, **_same(("x", "residual", "y"), ("weight", "bias"))},
-         "norms:prepare_layer_norm_add", doc="one pass over both"),
+         "norms:prepare_layer_norm_add", doc="one pass over both", params=(OVERLAP,)),
     _row("cuda.gated_residual", {"shape.D": ROW_LIMIT, **_same(("residual", "x", "gate", "y"))},
          "elementwise:prepare_gated_residual", doc="one pass"),
     _row("cuda.gated_activation", {"attrs.activation": ["silu", "gelu", "gelu_tanh"], **_same(("x", "y"))},
@@ -81,7 +83,7 @@ KERNELS: tuple[Kernel, ...] = (
          doc="k and v in one launch"),
     _row("cuda.qkv_rope_kv_write", {"quant.scheme": None, "dtype.cos_sin": "fp32",
                                     **_same(("x", "weight", "k_cache", "v_cache", "q"), ("bias",))},
-         "rope:prepare_qkv_rope_kv_write", batch_invariant=False,
+         "rope:prepare_qkv_rope_kv_write", batch_invariant=False, params=(OVERLAP,),
          doc="cuBLAS, then split, rotation and cache writes in one launch"),
     _row("cuda.gemm.skinny", {"quant.scheme": None, "shape.M": "<=64", "shape.K": "%128",
                               **_same(("x", "weight", "y"), ("bias",))}, "gemm:prepare", band=Band.GENERAL,

@@ -10,20 +10,26 @@ from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.quantized.product import Fp8Product, placed
+from phyai_backend_cuda.triton_rows.common import overlapping
 
 OUTPUTS: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    return _prepare(facts, weights, resources, fast=False)
+    return _prepare(facts, weights, params, resources, fast=False)
 
 
 def prepare_fast(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    return _prepare(facts, weights, resources, fast=True)
+    return _prepare(facts, weights, params, resources, fast=True)
 
 
-def _prepare(facts: Facts, weights: Mapping[str, Any], resources: Resources, *, fast: bool) -> Prepared:
-    product = Fp8Product(weights["weight"], weights.get("bias"), facts.under("quant"), resources, fast=fast)
+def _prepare(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, fast: bool
+) -> Prepared:  # fmt: skip
+    options = overlapping(facts, params)
+    product = Fp8Product(
+        weights["weight"], weights.get("bias"), facts.under("quant"), resources, fast=fast, options=options
+    )
     dtype, (n, k) = OUTPUTS[str(facts["dtype.y"])], weights["weight"].shape
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:

@@ -19,21 +19,27 @@ from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.quantized.kernels import activate_quantize
 from phyai_backend_cuda.quantized.product import Fp8Product, placed
+from phyai_backend_cuda.triton_rows.common import overlapping
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    return _prepare(facts, weights, resources, fast=False)
+    return _prepare(facts, weights, params, resources, fast=False)
 
 
 def prepare_fast(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    return _prepare(facts, weights, resources, fast=True)
+    return _prepare(facts, weights, params, resources, fast=True)
 
 
-def _prepare(facts: Facts, weights: Mapping[str, Any], resources: Resources, *, fast: bool) -> Prepared:
+def _prepare(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, fast: bool
+) -> Prepared:  # fmt: skip
     gated = facts["op"] == "gated_mlp"
     names = ("gate_up", "down") if gated else ("fc1", "fc2")
+    options = overlapping(facts, params)
     first, second = (
-        Fp8Product(weights[n], weights.get(f"{n}_bias"), facts.under(f"parts.{n}.quant"), resources, fast=fast)
+        Fp8Product(
+            weights[n], weights.get(f"{n}_bias"), facts.under(f"parts.{n}.quant"), resources, fast=fast, options=options
+        )
         for n in names
     )
     activation, dtype = str(facts["attrs.activation"]), torch.bfloat16
@@ -45,7 +51,7 @@ def _prepare(facts: Facts, weights: Mapping[str, Any], resources: Resources, *, 
             return torch.empty(shape, dtype=dtype, device=x.device) if out is None else out
         hidden = first(*first.quantized(x.reshape(-1, k)), dtype)
         codes, scales = second.empty(len(hidden))
-        activate_quantize(hidden, codes, scales, activation, gated=gated, given=second.given)
+        activate_quantize(hidden, codes, scales, activation, gated=gated, given=second.given, options=options)
         return placed(second, (codes, scales), shape, dtype, out)
 
     def refresh(new: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from phyai.kernel import Band, Capture, Kernel, Numerics
 from phyai.predicates import match
 
-from phyai_backend_cuda.rows import TRITON
+from phyai_backend_cuda.rows import OVERLAP, TRITON
 
 #: One program holds a whole row of what is quantized.
 ROW_LIMIT = "<=32768"
@@ -50,7 +50,8 @@ def _product(id: str, when: Mapping[str, Any], doc: str) -> list[Kernel]:
             id=id + ("_fast" if fast else ""), op=id.split(".")[1],
             when=match({**TRITON, "device.arch": ">=sm89", **when}), prepare=f"{module}:prepare{'_fast' * fast}",
             capture=Capture.AFTER_WARMUP, numerics=Numerics(reproducible=True, accumulation="fp22" if fast else "fp32"),
-            band=Band.OPTIMIZED, rank=-1 if fast else 0, doc=doc + (", accumulated fast" if fast else ""),
+            band=Band.OPTIMIZED, rank=-1 if fast else 0, params=(OVERLAP,),
+            doc=doc + (", accumulated fast" if fast else ""),
         )
         for fast in (False, True)
     ]  # fmt: skip
@@ -107,6 +108,7 @@ KERNELS: tuple[Kernel, ...] = (
         }),
         prepare="phyai_backend_cuda.gated_mlp:prepare_fp8", capture=Capture.AFTER_WARMUP,
         numerics=Numerics(reproducible=True, accumulation="fp22"), band=Band.OPTIMIZED, rank=-2,
+        params=(OVERLAP,),
         doc="first product and activation in one launch, accumulated fast",
     ),
     *_product("cuda.mlp.fp8_a8", _mlp("fc1", "fc2", ("fc1_bias", "fc2_bias")), _MLP_DOC),

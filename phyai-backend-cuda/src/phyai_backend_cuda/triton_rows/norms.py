@@ -13,14 +13,24 @@ import triton.language as tl
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.triton_rows.common import contiguous, in_place, output, rows_of, settle, warps
+from phyai_backend_cuda.triton_rows.common import (
+    contiguous,
+    in_place,
+    output,
+    overlapping,
+    rows_of,
+    settle,
+    wait_previous,
+    warps,
+)
 
 
 @triton.jit
 def _rms_norm(
     x, residual, weight, y, x_step, residual_step, y_step, eps, offset,
-    D: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, W: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, W: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    wait_previous(OVERLAP)
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     keep = d < D
     v = tl.load(x + row * x_step + d, keep, 0.0).to(tl.float32)
@@ -52,8 +62,9 @@ def _ada_rms_norm(
 @triton.jit
 def _layer_norm(
     x, residual, weight, bias, y, x_step, residual_step, y_step, eps,
-    D: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, W: tl.constexpr, B: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, W: tl.constexpr, B: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    wait_previous(OVERLAP)
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     keep = d < D
     v = tl.load(x + row * x_step + d, keep, 0.0).to(tl.float32)
@@ -71,7 +82,7 @@ def _layer_norm(
 
 def _rms_norm_rows(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, y: torch.Tensor, eps: float,
-    offset: float,
+    offset: float, options: Mapping[str, bool],
 ) -> None:  # fmt: skip
     if not y.numel():
         return
@@ -80,7 +91,8 @@ def _rms_norm_rows(
     block = triton.next_power_of_2(rows.shape[1])
     _rms_norm[(len(rows),)](
         rows, added, weight, given, rows.stride(0), added.stride(0), given.stride(0), eps, offset,
-        rows.shape[1], block, residual is not None, weight is not None, num_warps=warps(block),
+        rows.shape[1], block, residual is not None, weight is not None, bool(options),
+        num_warps=warps(block), **options,
     )  # fmt: skip
     settle(y, given)
     if residual is not None:
@@ -89,7 +101,7 @@ def _rms_norm_rows(
 
 def _layer_norm_rows(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, bias: torch.Tensor | None,
-    y: torch.Tensor, eps: float,
+    y: torch.Tensor, eps: float, options: Mapping[str, bool],
 ) -> None:  # fmt: skip
     if not y.numel():
         return
@@ -98,7 +110,8 @@ def _layer_norm_rows(
     block = triton.next_power_of_2(rows.shape[1])
     _layer_norm[(len(rows),)](
         rows, added, weight, bias, given, rows.stride(0), added.stride(0), given.stride(0), eps,
-        rows.shape[1], block, residual is not None, weight is not None, bias is not None, num_warps=warps(block),
+        rows.shape[1], block, residual is not None, weight is not None, bias is not None, bool(options),
+        num_warps=warps(block), **options,
     )  # fmt: skip
     settle(y, given)
     if residual is not None:
@@ -108,12 +121,12 @@ def _layer_norm_rows(
 def prepare_rms_norm(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    held = contiguous(weights)
+    held, options = contiguous(weights), overlapping(facts, params)
     eps, offset = float(facts.get("attrs.eps", 1e-6)), float(facts.get("attrs.offset", 0))
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         y = output(x, out)
-        _rms_norm_rows(x, None, held.get("weight"), y, eps, offset)
+        _rms_norm_rows(x, None, held.get("weight"), y, eps, offset, options)
         return y
 
     return Prepared(run, refresh=in_place(held))
@@ -122,14 +135,14 @@ def prepare_rms_norm(
 def prepare_rms_norm_add(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    held = contiguous(weights)
+    held, options = contiguous(weights), overlapping(facts, params)
     eps, offset = float(facts.get("attrs.eps", 1e-6)), float(facts.get("attrs.offset", 0))
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None
     ) -> torch.Tensor:
         y = output(x, out)
-        _rms_norm_rows(x, residual, held["weight"], y, eps, offset)
+        _rms_norm_rows(x, residual, held["weight"], y, eps, offset, options)
         return y
 
     return Prepared(run, refresh=in_place(held))
@@ -166,12 +179,12 @@ def prepare_ada_rms_norm(
 def prepare_layer_norm(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    held = contiguous(weights)
+    held, options = contiguous(weights), overlapping(facts, params)
     eps = float(facts.get("attrs.eps", 1e-5))
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         y = output(x, out)
-        _layer_norm_rows(x, None, held.get("weight"), held.get("bias"), y, eps)
+        _layer_norm_rows(x, None, held.get("weight"), held.get("bias"), y, eps, options)
         return y
 
     return Prepared(run, refresh=in_place(held))
@@ -180,14 +193,14 @@ def prepare_layer_norm(
 def prepare_layer_norm_add(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    held = contiguous(weights)
+    held, options = contiguous(weights), overlapping(facts, params)
     eps = float(facts.get("attrs.eps", 1e-5))
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None
     ) -> torch.Tensor:
         y = output(x, out)
-        _layer_norm_rows(x, residual, held.get("weight"), held.get("bias"), y, eps)
+        _layer_norm_rows(x, residual, held.get("weight"), held.get("bias"), y, eps, options)
         return y
 
     return Prepared(run, refresh=in_place(held))

@@ -13,41 +13,56 @@ import triton.language as tl
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.triton_rows.common import contiguous, in_place, output, rows_of, settle
+from phyai_backend_cuda.triton_rows.common import (
+    contiguous,
+    in_place,
+    output,
+    overlapping,
+    rows_of,
+    settle,
+    wait_previous,
+)
 
 
 @triton.jit
 def _rotate(
-    x, y, y_step, cos, sin, head_dim: tl.constexpr, rotary: tl.constexpr, NEOX: tl.constexpr, HALF: tl.constexpr
+    x, y, y_step, here, cos, sin, head_dim: tl.constexpr, rotary: tl.constexpr, NEOX: tl.constexpr, HALF: tl.constexpr
 ):
-    """One head: x and y point at it, cos and sin at its position. ``y_step`` lies between two elements of y."""
-    i = tl.arange(0, HALF)
-    keep = i < rotary // 2
+    """Heads of one row: x and y [heads, 1] point at those that are ``here``, cos and sin at the row's position.
+
+    ``y_step`` lies between two elements of y.
+    """
+    i = tl.arange(0, HALF)[None, :]
+    turned = i < rotary // 2
     first, second = (i, i + rotary // 2) if NEOX else (2 * i, 2 * i + 1)
-    a, b = tl.load(x + first, keep, 0.0).to(tl.float32), tl.load(x + second, keep, 0.0).to(tl.float32)
-    c, s = tl.load(cos + i, keep, 0.0), tl.load(sin + i, keep, 0.0)
-    tl.store(y + first.to(tl.int64) * y_step, a * c - b * s, keep)
-    tl.store(y + second.to(tl.int64) * y_step, b * c + a * s, keep)
+    a, b = tl.load(x + first, here & turned, 0.0).to(tl.float32), tl.load(x + second, here & turned, 0.0).to(tl.float32)
+    # read for every head, from a cache: with one shape for all, every thread keeps what it read
+    whole: tl.constexpr = (x.shape[0], HALF)
+    c = tl.load(tl.broadcast_to(cos + i, whole), here & turned, 0.0)
+    s = tl.load(tl.broadcast_to(sin + i, whole), here & turned, 0.0)
+    tl.store(y + first.to(tl.int64) * y_step, a * c - b * s, here & turned)
+    tl.store(y + second.to(tl.int64) * y_step, b * c + a * s, here & turned)
     if rotary < head_dim:
         for start in tl.static_range(rotary, head_dim, HALF):
             rest = start + i
-            tl.store(y + rest.to(tl.int64) * y_step, tl.load(x + rest, rest < head_dim, 0.0), rest < head_dim)
+            keep = here & (rest < head_dim)
+            tl.store(y + rest.to(tl.int64) * y_step, tl.load(x + rest, keep, 0.0), keep)
 
 
 @triton.jit
 def _rope(
-    q, k, positions, cos_sin, q_out, k_out, q_steps, k_steps, q_out_steps, k_out_steps, heads,
-    head_dim: tl.constexpr, rotary: tl.constexpr, NEOX: tl.constexpr, HALF: tl.constexpr,
+    q, k, positions, cos_sin, q_out, k_out, q_steps, k_steps, q_out_steps, k_out_steps, heads: tl.constexpr,
+    kv_heads: tl.constexpr, head_dim: tl.constexpr, rotary: tl.constexpr, NEOX: tl.constexpr, HALF: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
 ):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """One row: HEADS and KV_HEADS are powers of two that hold its heads."""
+    row = tl.program_id(0).to(tl.int64)
     cos = cos_sin + tl.load(positions + row).to(tl.int64) * rotary
-    if head < heads:
-        x, y = q + row * q_steps[0] + head * q_steps[1], q_out + row * q_out_steps[0] + head * q_out_steps[1]
-        _rotate(x, y, 1, cos, cos + rotary // 2, head_dim, rotary, NEOX, HALF)
-    else:
-        head -= heads
-        x, y = k + row * k_steps[0] + head * k_steps[1], k_out + row * k_out_steps[0] + head * k_out_steps[1]
-        _rotate(x, y, 1, cos, cos + rotary // 2, head_dim, rotary, NEOX, HALF)
+    h, g = tl.arange(0, HEADS)[:, None], tl.arange(0, KV_HEADS)[:, None]
+    x, y = q + row * q_steps[0] + h * q_steps[1], q_out + row * q_out_steps[0] + h * q_out_steps[1]
+    _rotate(x, y, 1, h < heads, cos, cos + rotary // 2, head_dim, rotary, NEOX, HALF)
+    x, y = k + row * k_steps[0] + g * k_steps[1], k_out + row * k_out_steps[0] + g * k_out_steps[1]
+    _rotate(x, y, 1, g < kv_heads, cos, cos + rotary // 2, head_dim, rotary, NEOX, HALF)
 
 
 @triton.jit
@@ -77,24 +92,32 @@ def _kv_write(
 @triton.jit
 def _split_rope_write(
     qkv, positions, cos_sin, slots, q_out, k_cache, v_cache, q_steps, k_cache_steps, v_cache_steps, page_size,
-    heads, kv_heads, head_dim: tl.constexpr, rotary: tl.constexpr, NEOX: tl.constexpr, HALF: tl.constexpr,
-    BLOCK: tl.constexpr, PAGED: tl.constexpr,
+    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, rotary: tl.constexpr, NEOX: tl.constexpr,
+    HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    x = qkv + (row * (heads + 2 * kv_heads) + head) * head_dim
+    """One row of what the projection gave: q's heads rotated; or k's rotated and v's copied, into the caches.
+
+    What does not wait for another load is loaded first: a program takes about as long as its longest chain of loads.
+    """
+    wait_previous(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    x = qkv + row * ((heads + 2 * kv_heads) * head_dim)
     cos = cos_sin + tl.load(positions + row).to(tl.int64) * rotary
-    if head < heads:
-        y = q_out + row * q_steps[0] + head * q_steps[1]
-        _rotate(x, y, 1, cos, cos + rotary // 2, head_dim, rotary, NEOX, HALF)
-    elif head < heads + kv_heads:
-        at = _slot(slots, row, k_cache_steps, page_size, PAGED) + (head - heads).to(tl.int64) * k_cache_steps[2]
-        _rotate(x, k_cache + at, k_cache_steps[3], cos, cos + rotary // 2, head_dim, rotary, NEOX, HALF)
+    if tl.program_id(1) == 0:
+        h = tl.arange(0, HEADS)[:, None]
+        q = q_out + row * q_steps[0] + h * q_steps[1]
+        _rotate(x + h * head_dim, q, 1, h < heads, cos, cos + rotary // 2, head_dim, rotary, NEOX, HALF)
     else:
-        head -= heads + kv_heads
-        d = tl.arange(0, BLOCK)
-        at = _slot(slots, row, v_cache_steps, page_size, PAGED) + head.to(tl.int64) * v_cache_steps[2]
-        y = v_cache + at + d.to(tl.int64) * v_cache_steps[3]
-        tl.store(y, tl.load(x + d, d < head_dim), d < head_dim)
+        g, d = tl.arange(0, KV_HEADS)[:, None], tl.arange(0, BLOCK)[None, :]
+        here, wide = g < kv_heads, g.to(tl.int64)
+        keep = here & (d < head_dim)
+        v = tl.load(x + (heads + kv_heads) * head_dim + g * head_dim + d, keep)
+        k_slot = _slot(slots, row, k_cache_steps, page_size, PAGED)
+        v_slot = _slot(slots, row, v_cache_steps, page_size, PAGED)
+        at, k = x + heads * head_dim + g * head_dim, k_cache + k_slot + wide * k_cache_steps[2]
+        _rotate(at, k, k_cache_steps[3], here, cos, cos + rotary // 2, head_dim, rotary, NEOX, HALF)
+        tl.store(v_cache + v_slot + wide * v_cache_steps[2] + d.to(tl.int64) * v_cache_steps[3], v, keep)
 
 
 def _paged(*caches: torch.Tensor) -> bool:
@@ -105,6 +128,12 @@ def _paged(*caches: torch.Tensor) -> bool:
 def _style(facts: Facts) -> tuple[bool, int]:
     """Whether halves rotate, and the program's width."""
     return facts.get("attrs.style", "neox") == "neox", triton.next_power_of_2(int(facts["shape.rotary_dim"]) // 2)
+
+
+def _tiles(heads: int, kv_heads: int, half: int) -> tuple[int, int, int]:
+    """Powers of two that hold the heads of q and k, and warps for them: eight pairs a thread."""
+    held, kept = triton.next_power_of_2(heads), triton.next_power_of_2(kv_heads)
+    return held, kept, max(1, min(8, max(held, kept) * half // 256))
 
 
 def prepare_rope(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
@@ -119,9 +148,11 @@ def prepare_rope(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, 
         if positions.numel():
             heads, dim = q.shape[-2:]
             q, k, q_given, k_given = (rows_of(t, 2) for t in (q, k, q_out, k_out))
-            _rope[(positions.numel(), heads + k.shape[1])](
+            block, kv_block, count = _tiles(heads, k.shape[1], half)
+            _rope[(positions.numel(),)](
                 q, k, positions.contiguous(), held["cos_sin"], q_given, k_given, q.stride(), k.stride(),
-                q_given.stride(), k_given.stride(), heads, dim, rotary, neox, half, num_warps=1,
+                q_given.stride(), k_given.stride(), heads, k.shape[1], dim, rotary, neox, half, block, kv_block,
+                num_warps=count,
             )  # fmt: skip
             settle(q_out, q_given)
             settle(k_out, k_given)
@@ -154,6 +185,7 @@ def prepare_qkv_rope_kv_write(
     held, rotary = contiguous(weights), int(facts["shape.rotary_dim"])
     weight, bias, cos_sin = held["weight"], held.get("bias"), held["cos_sin"]
     neox, half = _style(facts)
+    options = overlapping(facts, params)
 
     def run(
         x: torch.Tensor, positions: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor,
@@ -164,10 +196,12 @@ def prepare_qkv_rope_kv_write(
         q = output(x, out, len(x), heads, dim)
         if len(x):
             qkv, given = torch.nn.functional.linear(x, weight, bias), rows_of(q, 2)
-            _split_rope_write[(len(x), heads + 2 * kv_heads)](
+            block, kv_block, count = _tiles(heads, kv_heads, half)
+            _split_rope_write[(len(x), 2)](
                 qkv, positions.contiguous(), cos_sin, slots.contiguous(), given, k_cache, v_cache,
                 given.stride(), k_cache.stride(), v_cache.stride(), page_size, heads, kv_heads,
-                dim, rotary, neox, half, triton.next_power_of_2(dim), _paged(k_cache, v_cache), num_warps=1,
+                dim, rotary, neox, half, triton.next_power_of_2(dim), block, kv_block, _paged(k_cache, v_cache),
+                bool(options), num_warps=count, **options,
             )  # fmt: skip
             settle(q, given)
         return q
