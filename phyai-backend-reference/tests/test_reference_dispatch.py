@@ -69,6 +69,7 @@ def test_importing_the_plug_in_imports_no_torch() -> None:
         ("layer_norm", "small.fp32weight", "torch.layer_norm"), ("activation", "small.gelu", "torch.activation.gelu"),
         ("attention", "small.mask", "torch.attention.flash"), ("attention", "small.soft_cap", "reference.attention"),
         ("attention", "small.ragged", "reference.attention"), ("conv2d", "small.groups", "torch.conv2d"),
+        ("conv2d", "small.patch", "torch.conv2d.patches"), ("conv2d", "small.plain", "torch.conv2d"),
         ("rope", "small.neox", "reference.rope"), ("ada_rms_norm", "small.odd", "reference.ada_rms_norm"),
         ("gated_residual", "small.odd", "torch.gated_residual"), ("kv_write", "small.paged", "torch.kv_write"),
     ],

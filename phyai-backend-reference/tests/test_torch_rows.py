@@ -195,18 +195,58 @@ def test_requests_of_equal_lengths_on_neighbouring_pages_are_one_call() -> None:
 
 
 @pytest.mark.parametrize(
-    "id", ["torch.gemm.fp32", "torch.rms_norm", "torch.layer_norm", "torch.conv2d", "torch.embedding"]
+    "id",
+    [
+        "torch.gemm.fp32",
+        "torch.rms_norm",
+        "torch.layer_norm",
+        "torch.conv2d",
+        "torch.conv2d.patches",
+        "torch.embedding",
+    ],
 )
 def test_refresh_takes_new_weights_in_place(id: str) -> None:
     op = OPS[KERNELS[id].op]
     name = {"torch.rms_norm": "small.fp64", "torch.embedding": "small.plain"}.get(id, "small.fp32")
-    spec = _spec(op.name, name if op.name != "conv2d" else "small.padding")
+    name = {"torch.conv2d": "small.padding", "torch.conv2d.patches": "small.patch"}.get(id, name)
+    spec = _spec(op.name, name)
     call, other = synthesize(op, spec), synthesize(op, spec, seed=1)
     prepared = prepare(KERNELS[id], call)
     assert prepared.refresh is not None
     prepared.refresh(other.weights)
     call.inputs.update(synthesize(op, spec, seed=1).inputs)
     assert_close(call, run(prepared, call), exact(op, spec, None, seed=1), id)
+
+
+@pytest.mark.parametrize("edge", [0, 3])
+@pytest.mark.parametrize("kernel", [4, 3])
+def test_patches_are_the_convolution_and_lie_channels_last(kernel: int, edge: int) -> None:
+    """What is left over at the edges is of no patch; 27 elements a patch are padded, 48 are not."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 3 * kernel + edge % kernel, 2 * kernel, generator=generator)
+    weight, bias = torch.randn(5, 3, kernel, kernel, generator=generator), torch.randn(5, generator=generator)
+    load = KERNELS["torch.conv2d.patches"].load()
+    run = load({}, {"weight": weight, "bias": bias}, {}, None).run  # type: ignore[arg-type]
+    want = torch.nn.functional.conv2d(x.double(), weight.double(), bias.double(), stride=kernel).float()
+    torch.testing.assert_close(run(x), want)
+    assert run(x).is_contiguous(memory_format=torch.channels_last)
+    out = torch.empty_like(want)
+    assert run(x, out=out) is out
+    torch.testing.assert_close(out, want)
+
+
+@pytest.mark.parametrize(
+    "change", [{"stride": 3}, {"stride": 4, "padding": 1}, {"stride": 4, "dilation": 2}, {"stride": 4, "groups": 3}]
+)
+def test_a_convolution_of_anything_but_patches_is_refused(change: dict[str, int]) -> None:
+    from phyai.facts import Facts
+
+    op, spec = OPS["conv2d"], _spec("conv2d", "small.patch")
+    assert eligible(KERNELS["torch.conv2d.patches"], synthesize(op, spec))
+    dims = {f"shape.{name}": size for name, size in spec.dims.items()}
+    given = {**dims, **{f"attrs.{name}": value for name, value in change.items()}}
+    facts = Facts({**given, **op.derive(given)})  # type: ignore[misc]
+    assert "attrs.patches" in (KERNELS["torch.conv2d.patches"].when.why_not(facts) or "")
 
 
 # FP8

@@ -9,7 +9,7 @@ from phyai.kernel import Band, Capture, Kernel, Numerics, Param
 from phyai.predicates import match
 
 #: Triton's first release that these kernels were written for.
-TRITON: Mapping[str, Any] = {"device.type": "cuda", "device.vendor": "nvidia", "lib.triton": ">=3.3"}
+TRITON: Mapping[str, Any] = {"device.type": "cuda", "device.vendor": "nvidia", "lib.triton": ">=3.4"}
 #: Of kernels that run between others: see ``triton_rows.common.overlapping``.
 OVERLAP = Param("overlap", "set up while the kernel in front still runs; sm90 or later", (False, True), False)
 ROW_LIMIT = "<=16384"  # one program holds a whole row

@@ -156,6 +156,14 @@ KERNELS: tuple[Kernel, ...] = (
         for axes in (1, 2, 3)
     ),
     row(
+        "torch.conv2d.patches",
+        {"attrs.patches": True, **one_dtype(("x", "weight", "y"), ("bias",))},
+        "conv:prepare_patches",
+        capture=Capture.AFTER_WARMUP,
+        rank=1,
+        doc="patches as rows of a matrix, then one product; its result lies channels last",
+    ),
+    row(
         "torch.causal_conv",
         one_dtype(("x", "weight", "y"), ("bias", "conv_state")),
         "conv:prepare_causal",

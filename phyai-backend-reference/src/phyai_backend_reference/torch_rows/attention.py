@@ -57,7 +57,11 @@ def prepare_varlen(
         state: object = None,
     ) -> torch.Tensor:
         rows, keys, values = (t.reshape(-1, *t.shape[-2:]) for t in (q, k, v))
-        o = attend(rows, keys, values, cu_seqlens_q, cu_seqlens_k, len(keys))
+        assert cu_seqlens_q is not None
+        assert cu_seqlens_k is not None
+        # rows of no sequence are one more, without keys: its results are the zeros that the op asks for
+        starts = torch.nn.functional.pad(cu_seqlens_q, (0, 1), value=len(rows))
+        o = attend(rows, keys, values, starts, torch.cat((cu_seqlens_k, cu_seqlens_k[-1:])), len(keys))
         return give(o.reshape(q.shape), q.dtype, out)
 
     return Prepared(run)

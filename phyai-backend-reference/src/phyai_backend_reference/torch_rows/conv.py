@@ -1,4 +1,4 @@
-"""``torch.conv1d``, ``conv2d``, ``conv3d`` and ``causal_conv``."""
+"""``torch.conv1d``, ``conv2d``, ``conv3d``, ``conv2d.patches`` and ``causal_conv``."""
 
 from __future__ import annotations
 
@@ -41,6 +41,38 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         return give(convolution(x, weight, bias, stride, padding, dilation, groups), x.dtype, out)
 
     return Prepared(run, refresh=in_place(weights))
+
+
+def prepare_patches(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+) -> Prepared:
+    """Patches as rows of a matrix, then one product; without ``out`` the result lies channels last, as that gives it.
+
+    Rows are padded to a multiple of eight elements, which is what fast products read.
+    """
+    weight, bias = weights["weight"], weights.get("bias")
+    outputs, channels, rows, columns = weight.shape
+    elements = channels * rows * columns
+    width = -(-elements // 8) * 8
+    matrix = F.pad(weight.flatten(1), (0, width - elements))
+
+    def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
+        down, across = x.shape[2] // rows, x.shape[3] // columns
+        whole = x[..., : down * rows, : across * columns]
+        patches = whole.unflatten(3, (across, columns)).unflatten(2, (down, rows)).permute(0, 2, 4, 1, 3, 5)
+        flat = x.new_empty(len(x) * down * across, width)
+        flat[:, elements:].zero_()
+        flat[:, :elements].view(patches.shape).copy_(patches)
+        y = F.linear(flat, matrix, bias).view(len(x), down, across, outputs)
+        return give(y.permute(0, 3, 1, 2), x.dtype, out)
+
+    keep = in_place(weights)
+
+    def refresh(new: Mapping[str, Any]) -> None:
+        keep(new)
+        matrix[:, :elements].copy_(weight.flatten(1))
+
+    return Prepared(run, refresh=refresh)
 
 
 def prepare_causal(

@@ -106,7 +106,10 @@ def varlen(facts: Facts) -> Callable[..., torch.Tensor]:
     """``attend(q, k, v, cu_q, cu_k, max_k, used_k)`` on ``[tokens, heads, head_dim]``: variable-length flash attention.
 
     With ``used_k`` sequence r has the keys from ``cu_k[r]``, so many. The kernel reads boundaries and lengths as they
-    lie in memory, so strided ones are copied.
+    lie in memory, so strided ones are copied. Two things it makes of the longest lengths that it is told, which may be
+    any bounds. With one query it takes it that every sequence has one: it is told of two. A window that has no end on
+    the right ends for it after as many keys as the longest sequence has, counted from a query's own, which with more
+    queries than keys hides keys: it is told of as many keys as there are queries and keys.
     """
     causal, window = attribute(facts, "causal", False), attribute(facts, "window", None)
     scale = attribute(facts, "scale", None)
@@ -124,7 +127,8 @@ def varlen(facts: Facts) -> Callable[..., torch.Tensor]:
         if not q.numel() or not k.numel():
             return torch.zeros_like(q)
         return aten._flash_attention_forward(
-            _rows(q), _rows(k), _rows(v), cu_q.contiguous(), cu_k.contiguous(), len(q), max_k, 0.0, causal, False,
+            _rows(q), _rows(k), _rows(v), cu_q.contiguous(), cu_k.contiguous(), max(2, len(q)),
+            max_k if window is None else max_k + len(q), 0.0, causal, False,
             scale=scale, window_size_left=left, window_size_right=right,
             seqused_k=None if used_k is None else used_k.contiguous(),
         )[0]  # fmt: skip

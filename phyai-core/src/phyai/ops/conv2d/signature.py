@@ -13,10 +13,30 @@ Source: ``torch.nn.functional.conv2d``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from phyai.facts import FactKind, FactSpec, FactValue
 from phyai.op import Dim, Op, Tensor
 from phyai.ops import fits
 from phyai.ops.conv1d.signature import ATTRIBUTES
 from phyai.ops.conv2d.arg_specs import ARG_SPECS
+
+PATCHES = FactSpec("attrs.patches", FactKind.FLAG, "kernels lie side by side: a product of disjoint patches of x")
+
+
+def derive(facts: Mapping[str, FactValue]) -> Mapping[str, FactValue]:
+    """``attrs.patches``: as far as ``stride`` from kernel to kernel, one group, and neither padding nor dilation.
+
+    >>> derive({"shape.kernel_h": 14, "shape.kernel_w": 14, "attrs.stride": 14})
+    {'attrs.patches': True}
+    """
+    if "shape.kernel_h" not in facts or "shape.kernel_w" not in facts:
+        return {}
+    steps = (facts["shape.kernel_h"], facts["shape.kernel_w"], facts.get("attrs.stride", 1))
+    usual = {"attrs.padding": 0, "attrs.dilation": 1, "attrs.groups": 1}
+    plain = all(facts.get(name, value) == value for name, value in usual.items())
+    return {"attrs.patches": plain and len(set(steps)) == 1}
+
 
 OP = Op(
     name="conv2d",
@@ -40,6 +60,8 @@ OP = Op(
         Dim("kernel_w", "kernel width"),
     ),
     attributes=ATTRIBUTES,
+    extra_facts=(PATCHES,),
+    derive=derive,
     arg_specs=ARG_SPECS,
     fit=fits.convolution,
 )
