@@ -17,6 +17,9 @@ from phyai_backend_cuda.quantized.records import KERNELS
 FUSED = next(kernel for kernel in KERNELS if kernel.id == "cuda.gated_mlp.fp8_a8_fused")
 H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.triton": "3.6.0", "lib.cupy": "14.2.0"})
 SCHEME = QuantScheme(TensorQuant("fp8_e4m3", "channel"), TensorQuant("fp8_e4m3", "token", dynamic=True))
+#: h is rounded to bf16, of sums with 14 bits, and exact in what it is compared with: with a relative error of e = 2^-8
+#: some of its values get the other of two codes, and the results err by sqrt(e / 8) (phyai.testing.compare says why).
+FLIPPED = (2**-8 / 8) ** 0.5
 FUNCTIONS: Mapping[str, Any] = {
     "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu,
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
@@ -133,13 +136,13 @@ class TestOnHopper:
             gate, up = (coded(x) @ dequantize(weights["gate_up"]).double().T).chunk(2, -1)
             return coded(FUNCTIONS["gelu_tanh"](gate) * up) @ dequantize(weights["down"]).double().T
 
-        assert relative(prepared.run(x), want(x)) < 1e-2
+        assert relative(prepared.run(x), want(x)) < FLIPPED
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             y = prepared.run(x)
         x.copy_(normal(rows, k, seed=9))
         graph.replay()
-        assert relative(y, want(x)) < 1e-2
+        assert relative(y, want(x)) < FLIPPED
         assert prepared.refresh is not None
         prepared.refresh(
             {
@@ -148,7 +151,7 @@ class TestOnHopper:
             }
         )
         graph.replay()
-        assert relative(y, want(x)) < 1e-2
+        assert relative(y, want(x)) < FLIPPED
 
 
 def coded(x: torch.Tensor) -> torch.Tensor:

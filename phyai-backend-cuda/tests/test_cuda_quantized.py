@@ -264,9 +264,15 @@ def mlp_reference(x: torch.Tensor, gate_up: Any, down: Any, activation: str) -> 
     return reference(down, gated_activation(facts, {}, {}, Resources()).run(hidden))
 
 
-def close(got: torch.Tensor, want: torch.Tensor) -> None:
+#: What a block may err by where the values between its products are computed another way, and so become the other of two
+#: codes here and there: sqrt(e / 8) for a relative error of e (phyai.testing.compare says why). Where one side adds up
+#: in fp32 and the other in the tensor cores, e is 2^-8: 2^-9 for each of gate and up.
+FLIPPED = (2**-8 / 8) ** 0.5
+
+
+def close(got: torch.Tensor, want: torch.Tensor, limit: float = 1e-2) -> None:
     """As near as codes that may fall to either side allow."""
-    assert float((got.float() - want).norm() / want.norm()) < 1e-2
+    assert float((got.float() - want).norm() / want.norm()) < limit
 
 
 @pytest.mark.parametrize("id", MLPS)
@@ -358,7 +364,7 @@ def test_blocks_of_pi05_are_captured_and_replayed_with_new_inputs(
         activated = Facts({"attrs.activation": "gelu_tanh", "dtype.y": "bf16"})
         hidden = plain_activation(activated, {}, {}, Resources()).run(reference(weights[0], x).bfloat16())
         want = reference(weights[1], hidden)
-    close(y, want)
+    close(y, want, FLIPPED if id.endswith("_fast") else 1e-2)
     again = y.clone()
     graph.replay()
     assert torch.equal(y, again)

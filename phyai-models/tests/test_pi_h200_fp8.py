@@ -32,7 +32,7 @@ def test_the_feed_forward_of_the_language_model_is_quantized_and_nothing_else(po
 def test_an_h200_gets_fp8_products_in_the_prefix_and_one_launch_for_the_expert(catalog, policy):
     pytest.importorskip("phyai_backend_cuda")
     found = decisions("h200", policy, catalog)
-    assert found["prefix", "gated_mlp"] == ["cuda.gated_mlp.fp8_a8"]
+    assert found["prefix", "gated_mlp"] == ["cuda.gated_mlp.fp8_a8_fast"]
     assert found["expert", "expert_steps"] == ["cuda.expert_steps.persistent"]
     assert not any("fp8" in id for (role, _), ids in found.items() if role != "prefix" for id in ids)
     bf16 = decisions("h200", load_policy(ROOT / "policies/pi05/h200_bf16.yaml", catalog=catalog).policy, catalog)

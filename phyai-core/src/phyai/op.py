@@ -94,12 +94,13 @@ class ArgSpec:
 
 @frozen
 class Tolerance:
-    """``|got - want| <= atol + rtol * |want|`` against float64, per element, plus a bound on the
-    relative Frobenius error; for one output dtype."""
+    """``|got - want| <= atol + rtol * |want| + row_rms * r`` against float64, per element, plus a bound on the
+    relative Frobenius error; for one output dtype. r is the root mean square of the largest row of ``want``."""
 
     rtol: float
     atol: float
     relative_norm: float
+    row_rms: float = 0.0
 
 
 #: What rounding once to the output dtype and accumulating in float32 allows.
