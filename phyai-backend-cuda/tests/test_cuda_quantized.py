@@ -264,7 +264,7 @@ def mlp_reference(x: torch.Tensor, gate_up: Any, down: Any, activation: str) -> 
     return reference(down, gated_activation(facts, {}, {}, Resources()).run(hidden))
 
 
-#: What a block may err by where the values between its products are computed another way, and so become the other of two
+#: What a block may err by where values between its products are computed another way, and so become the other of two
 #: codes here and there: sqrt(e / 8) for a relative error of e (phyai.testing.compare says why). Where one side adds up
 #: in fp32 and the other in the tensor cores, e is 2^-8: 2^-9 for each of gate and up.
 FLIPPED = (2**-8 / 8) ** 0.5
