@@ -36,7 +36,7 @@ def layers(overlap: bool) -> tuple[Callable[[], Any], tuple[torch.Tensor, ...]]:
     """Twelve layers of a prefix and of a vision tower, each of which reads what the one in front wrote; their state."""
     norm = load("cuda.rms_norm_add", {"shape.D": WIDTH}, {"weight": normal(WIDTH)}, overlap)
     other = load("cuda.layer_norm_add", {"shape.D": WIDTH}, {"weight": normal(WIDTH), "bias": normal(WIDTH)}, overlap)
-    projection = {"weight": normal(2560, WIDTH) / WIDTH**0.5, "cos_sin": torch.rand(1024, 256, device="cuda")}
+    projection = {"weight": normal(2560, WIDTH) / WIDTH**0.5, "cos_sin": normal(1024, 256).float()}
     qkv = load("cuda.qkv_rope_kv_write", {"shape.rotary_dim": 256}, projection, overlap)
     weights = {
         name: quantized_weight(normal(n, k, seed=k).float().cpu() / k**0.5, SCHEME).to("cuda")
