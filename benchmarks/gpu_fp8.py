@@ -45,7 +45,7 @@ SHAPES: Mapping[str, tuple[int, int, int, bool]] = {
 }  # fmt: skip
 #: Sections with processes of their own, and seconds for each.
 APART = {"gated": 45.0, "humming": 30.0, "flashinfer": 30.0}
-SECTIONS = ("gated", "blocks", "gemms", "passes", "humming", "flashinfer")
+SECTIONS = ("gated", "blocks", "gemms", "shapes", "patches", "passes", "humming", "flashinfer")
 
 
 class Table:
@@ -171,6 +171,37 @@ def scaled_error(m: int, n: int, k: int, bias: torch.Tensor | None, rows: bool, 
     call, (a, sa, b, sb) = scaled(m, n, k, bias, rows, fast)
     want = (a.float() * sa) @ (b.float() * sb).T
     return relative(call(), want if bias is None else want + bias.float())
+
+
+def shapes(table: Table) -> None:
+    """BF16 products that fill the chip badly, asked for in other ways: without the bias, and with K in parts."""
+    for what in ("vision down", "vision o", "prefix qkv", "prefix o"):
+        m, n, k, biased = SHAPES[what]
+        floor, bias = floor_of(2 * (n * k + m * (k + n)), 2 * m * n * k, BF16_RATE), normal(n) if biased else None
+        table.time(what, "bf16 linear", floor, lambda: linear(normal(m, k), weight(n, k), bias))
+        table.time(what, "bf16 mm, no bias", floor, lambda: linear(normal(m, k), weight(n, k), None))
+        table.time(what, "bf16 mm, weight [K, N]", floor, lambda: bind(torch.mm, normal(m, k), weight(k, n)))
+        for parts in (2, 4):
+            if k % (8 * parts) == 0:
+                table.time(what, f"bf16 bmm of K in {parts}, not added up", floor, lambda: in_parts(m, n, k, parts))
+
+
+def in_parts(m: int, n: int, k: int, parts: int) -> Callable[[], Any]:
+    x, w = normal(m, k).view(m, parts, -1).transpose(0, 1), weight(n, k).view(n, parts, -1).permute(1, 2, 0)
+    return lambda: torch.bmm(x, w)
+
+
+def patches(table: Table) -> None:
+    """The patch embedding of three images, to rows with positions added."""
+    facts = {"attrs.stride": 14, "attrs.patches": True}
+    for id in ("torch.conv2d", "torch.conv2d.patches"):
+
+        def fresh(id: str = id) -> Callable[[], Any]:
+            run = prepared(id, facts, {"weight": normal(1152, 3, 14, 14), "bias": normal(1152)})
+            x, position = normal(3, 3, 224, 224), normal(256, 1152)
+            return lambda: (run(x).flatten(2).transpose(1, 2) + position).contiguous()
+
+        table.time("patch embedding 3 images", id, floor_of(2 * (3 * 3 * 224 * 224 + 768 * 1152)), fresh)
 
 
 # What lies between products
@@ -445,8 +476,8 @@ def apart(table: Table, section: str, seconds: float) -> None:
 
 
 def sections(names: list[str]) -> Iterator[tuple[str, Callable[[Table], None]]]:
-    every = {"gemms": gemms, "passes": passes, "blocks": blocks, "gated": gated, "flashinfer": flashinfer,
-             "humming": humming}  # fmt: skip
+    every = {"gemms": gemms, "shapes": shapes, "patches": patches, "passes": passes, "blocks": blocks, "gated": gated,
+             "flashinfer": flashinfer, "humming": humming}  # fmt: skip
     yield from ((name, every[name]) for name in names)
 
 
