@@ -211,7 +211,7 @@ def time_variant(model: Model, defines: dict[str, int]) -> dict[str, Any]:
     if defines.get("TRACE"):
         marks = expert.tensors["trace"].flatten()[: 128 * defines["TRACE"]].view(128, -1)
         whole = (defines["TRACE"] - 1) // len(MARKS) * len(MARKS)
-        spans = (marks[:, 1:] - marks[:, :-1]).float()[:, len(MARKS) : whole]
+        spans = (marks[:, 1:] - marks[:, :-1]).double()[:, len(MARKS) - 1 : whole - 1]  # the first ends "A wait"
         spans = spans.view(128, -1, len(MARKS)).mean(1)  # the first layer left out
         result["cycles_mean_max"] = {
             name: [int(spans[:, i].mean()), int(spans[:, i].max())] for i, name in enumerate(MARKS)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ACTION_DIM, MAX_QUERIES = 32, 56
 ROWS, TILE, SPLITS = 56, 8192, 16  # stored rows of partial results; bytes of 64 × 64 bf16; parts of the keys
 THREADS, SLOTS = 384, 10  # of a block; of its ring of weights
-CARVEOUT = 85  # percent of an SM's memory that is shared: the least that 10 slots fit in. The rest is L1.
+CARVEOUTS = (100, 132, 164, 196, 228)  # KiB of an SM's 256 that can be shared memory (CUDA programming guide, 9.0)
 
 PARAM_FIELDS: tuple[str, ...] = (
     "wqkv", "wo", "wgu", "wd", "in_w", "in_b", "out_w",
@@ -44,6 +44,12 @@ class _Params(ctypes.Structure):
 def shared_bytes(slots: int) -> int:
     """Shared memory of a block: the ring, what its two warpgroups exchange, barriers, x."""
     return slots * 2 * TILE + 2 * 16384 + slots * 16 + 2 * ROWS * 16
+
+
+def carveout(slots: int) -> int:
+    """Percent of the most shared memory that an SM can have: the least that a block fits in, for the rest is L1."""
+    needed = shared_bytes(slots) + 1024  # the system's, of every block
+    return min(size for size in CARVEOUTS if size * 1024 >= needed) * 100 // CARVEOUTS[-1]
 
 
 def areas(buffer: torch.Tensor, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
@@ -109,7 +115,7 @@ class Expert:
         slots = macros["SLOTS"]
         self._kernel = load(
             "expert.cu", "expert", macros, arch="sm_90a", shared_bytes=shared_bytes(slots),
-            carveout=CARVEOUT if slots <= SLOTS else None,
+            carveout=carveout(slots),
         )  # fmt: skip
         self._pack = load("expert_prefix.cu", "pack_kv", {}, arch="sm_90a")
         self._pointers: torch.Tensor | None = None

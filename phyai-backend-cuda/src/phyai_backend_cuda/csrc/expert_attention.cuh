@@ -51,9 +51,12 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
         if (!(i & 1)) c.ring.wait_full(i >> 1);
         Consumer::settle<4, true>(q[i], queries + i * TILE);
         const u64 k = uniform_desc(c.ring.data(i >> 1) + (i & 1) * TILE);
+        uint4 t[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) t[j] = c.copied(q[i][j]);
         gmma_fence();
 #pragma unroll
-        for (int j = 0; j < 4; ++j) gmma<8>(s, q[i][j], k + 2 * j);
+        for (int j = 0; j < 4; ++j) gmma<8>(s, t[j], k + 2 * j);
         gmma_commit();
     }
     gmma_wait<0>();

@@ -58,6 +58,16 @@ struct Consumer {
         if (lane() == 0) ring.release(n, share);
     }
 
+    // A copy of a fragment, made here. The tensor core wants the words in another order than loads bring them; left to
+    // itself the compiler moves them right behind the loads, which then are all back before the first product begins.
+    __device__ uint4 copied(const uint4& v) const {
+        const u32 zero = static_cast<u32>(p.layers) >> 30;  // which the compiler does not know
+        uint4 t;
+        asm volatile("xor.b32 %0, %4, %8;\nxor.b32 %1, %5, %8;\nxor.b32 %2, %6, %8;\nxor.b32 %3, %7, %8;"
+                     : "=r"(t.x), "=r"(t.y), "=r"(t.z), "=r"(t.w) : "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(zero));
+        return t;
+    }
+
     // Until these N k-steps' fragments, 2,048 bytes apart, are all there; every lane of a warp waits for all of them.
     template <int N, bool WORDS> __device__ static void settle(uint4 (&v)[N], const char* at) {
         u32 spins = 0;
@@ -115,12 +125,14 @@ struct Consumer {
             if (sum && item == LOCAL / PER - 2) *sum = load_relaxed(squares());
 #pragma unroll
             for (int j = 0; j < PER; ++j) settle<4, false>(a[item * PER + j], at(item * PER + j));
+            uint4 t[PER * 4];
+#pragma unroll
+            for (int j = 0; j < PER * 4; ++j) t[j] = copied(a[item * PER + j / 4][j % 4]);
             gmma_fence();
 #pragma unroll
             for (int j = 0; j < PER; ++j)
 #pragma unroll
-                for (int k = 0; k < 4; ++k)
-                    gmma<N8>(acc, a[item * PER + j][k], w + (j * 2 * N8 * 1024 + k * 32) / 16);
+                for (int k = 0; k < 4; ++k) gmma<N8>(acc, t[j * 4 + k], w + (j * 2 * N8 * 1024 + k * 32) / 16);
             gmma_commit();
             if (item) {
                 gmma_wait<1>();
