@@ -21,6 +21,7 @@ POLICIES = Path(__file__).parents[1] / "policies"
 LAYERS = "overrides:\n- {id: layers, match: {op: expert_steps}, restrict_to: decomposed.expert_steps}\n"
 CASES: dict[str, list[str]] = {
     "3cameras_exact": ["--exact", "--baseline", "torch", "--baseline", "sdpa", "--timeline", "pi05_3cameras.png"],
+    "fp8_exact": ["--exact", "--baseline", "torch"],
     "3cameras_bucket": [],
     "3cameras_layers": ["--exact"],
     "2cameras_exact": ["--exact", "--cameras", "2"],
@@ -38,7 +39,7 @@ QUICK = ("3cameras_exact", "3cameras_bucket", "3cameras_layers")
 def arguments(case: str, out: Path) -> list[str]:
     """The command line of a case; pictures go to ``out``."""
     given = [str(out / word) if word.endswith(".png") else word for word in CASES[case]]
-    policy = POLICIES / model_of(case) / "h200_bf16.yaml"
+    policy = POLICIES / model_of(case) / ("h200_fp8.yaml" if case == "fp8_exact" else "h200_bf16.yaml")
     if case == "3cameras_layers":
         text, policy = policy.read_text(), out / "layers.yaml"
         policy.write_text(text + LAYERS)

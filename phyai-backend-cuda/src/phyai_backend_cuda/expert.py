@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ACTION_DIM, MAX_QUERIES = 32, 56
 ROWS, TILE, SPLITS = 56, 8192, 16  # stored rows of partial results; bytes of 64 × 64 bf16; parts of the keys
-THREADS, SLOTS = 384, 10  # of a block; of its ring of weights
+THREADS, SLOTS = 384, 8  # of a block; of its ring of weights
 CARVEOUTS = (100, 132, 164, 196, 228)  # KiB of an SM's 256 that can be shared memory (CUDA programming guide, 9.0)
 
 PARAM_FIELDS: tuple[str, ...] = (

@@ -6,7 +6,7 @@
 #define MQ 50  // rows: queries of the action chunk
 #endif
 #ifndef SLOTS
-#define SLOTS 10  // of the ring of weights; shared memory that it does not take is left to L1, which loads go through
+#define SLOTS 8  // of the ring of weights; shared memory that it does not take is left to L1, which loads go through
 #endif
 #ifndef AHEAD
 #define AHEAD 6  // chunks of activations that a warpgroup asks for before it multiplies with the first

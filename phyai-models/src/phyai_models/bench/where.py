@@ -175,7 +175,8 @@ def spans_of(
 
 
 def _same(one: Span, other: Span) -> bool:
-    return one.name == other.name or (one.name[:3] == other.name[:3] == "Mem")  # a copy as a call, and as a node
+    """A copy or a fill has one name as a call and another as a node: ``Memset (Device)`` and ``memset32``."""
+    return one.name == other.name or one.name[:3].lower() == other.name[:3].lower() == "mem"
 
 
 def _marked(tape: Tape, device: torch.device) -> list[list[Span]]:
