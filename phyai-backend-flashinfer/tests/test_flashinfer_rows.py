@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from phyai.environment import Environment
 from phyai.facts import Facts
 from phyai.kernel import Kernel, Prepared
+from phyai_backend_flashinfer import attention
 from phyai_backend_flashinfer.attention import split_pages
 from phyai_backend_flashinfer.rows import KERNELS
 
@@ -208,3 +211,29 @@ def test_rope_leaves_its_inputs() -> None:
         a, b = x.double().chunk(2, -1)
         close(y, torch.cat((a * cos - b * sin, b * cos + a * sin), -1))
     assert torch.equal(q, before)
+
+
+@pytest.mark.parametrize(("rotary", "takes"), [(4, False), (8, False), (16, True), (64, True)])
+def test_rope_takes_halves_of_whole_steps_of_eight(rotary: int, takes: bool) -> None:
+    when = BY_ID["flashinfer.rope"].when
+    dtypes = {"dtype.cos_sin": "fp32", **dict.fromkeys(("dtype.q", "dtype.k", "dtype.q_out", "dtype.k_out"), "bf16")}
+    assert when.holds(on("h200", {**dtypes, "shape.head_dim": 64, "shape.rotary_dim": rotary})) == takes
+
+
+def test_queries_in_front_of_the_first_key_give_zeros_where_the_library_refuses_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stand-in for the library: as torch computes it, and strict as the library is."""
+
+    def prefill(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, **_: Any) -> torch.Tensor:
+        assert len(k) >= len(q) or not causal
+        mask = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q)) if causal else None
+        heads = (t.transpose(0, 1) for t in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(0, 1)
+
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(single_prefill_with_kv_cache=prefill))
+    run = attention.prepare_single_fa2(Facts({"attrs.causal": True}), {}, {}, SimpleNamespace()).run
+    q, k, v = torch.randn(1, 5, 2, 64), torch.randn(1, 3, 2, 64), torch.randn(1, 3, 2, 64)
+    o = run(q, k, v)
+    assert torch.equal(o[:, :2], torch.zeros(1, 2, 2, 64))
+    torch.testing.assert_close(o[:, 2:], run(q[:, 2:], k, v))

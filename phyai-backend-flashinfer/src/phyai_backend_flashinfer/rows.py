@@ -81,6 +81,7 @@ KERNELS: tuple[Kernel, ...] = (
                                          **_same(("x", "y"))},
          "activations:prepare", doc="silu_and_mul, gelu_and_mul, gelu_tanh_and_mul"),
     _row("flashinfer.rope", {"attrs.mrope_sections": None, "dtype.cos_sin": "fp32", "shape.head_dim": FA2_HEAD_DIMS,
+                             "shape.rotary_dim": "%16",  # eight elements at a time, of one half
                              **_same(("q", "k", "q_out", "k_out"))},
          "rope:prepare", doc="apply_rope_with_cos_sin_cache_inplace, on copies"),
 )  # fmt: skip
