@@ -122,7 +122,7 @@ def test_memory_that_runs_out_while_loading_is_said_and_nothing_is_left(tmp_path
 @pytest.fixture
 def cuda(monkeypatch):
     """CUDA's side: which stream is current, and which pools allocations go to."""
-    state = SimpleNamespace(stream="mine", recording=set(), released=[], invalid=False)
+    state = SimpleNamespace(stream="mine", recording=set(), released=[], invalid=False, segments=[])
 
     class Graph:
         def __init__(self, made, pool, **_):
@@ -144,7 +144,7 @@ def cuda(monkeypatch):
         state.recording.remove(pool)
 
     for name, value in {
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None), "graph": Graph, "memory_reserved": lambda: 0,
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None), "graph": Graph, "memory_snapshot": lambda: state.segments,
         "current_stream": lambda: state.stream, "synchronize": lambda: None, "current_device": lambda: 0,
         "set_stream": lambda stream: setattr(state, "stream", stream),
     }.items():  # fmt: skip
@@ -165,17 +165,29 @@ def test_a_failed_capture_is_ended(invalid, cuda):
         raise KernelFailure("the kernel's own words", "site", "mine.kernel")
 
     with pytest.raises(KernelFailure, match="the kernel's own words"):
-        graph.record(compute, dispatcher, "pool")
+        graph.record(compute, dispatcher, (0, 1))
     assert cuda.stream == "mine"
     assert not cuda.recording
-    assert cuda.released == (["pool"] if invalid else [])
+    assert cuda.released == ([(0, 1)] if invalid else [])
+
+
+def test_a_recording_counts_what_its_pool_took(cuda):
+    dispatcher = Dispatcher()
+    dispatcher.freeze()
+    ours, others = {"segment_pool_id": (0, 7)}, {"segment_pool_id": (0, 0)}
+    cuda.segments = [{**others, "total_size": 900}, {**ours, "total_size": 5}]
+
+    def compute():  # what was cached elsewhere is given back meanwhile
+        cuda.segments = [{**ours, "total_size": 5}, {**ours, "total_size": 20}, {**others, "total_size": 100}]
+
+    assert graph.record(compute, dispatcher, (0, 7)).nbytes == 20
 
 
 def test_a_capture_that_only_its_end_finds_broken_is_ended_too(cuda):
     dispatcher = Dispatcher()
     dispatcher.freeze()
     with pytest.raises(RuntimeError, match="previous error during capture"):
-        graph.record(lambda: setattr(cuda, "invalid", True), dispatcher, "pool")
+        graph.record(lambda: setattr(cuda, "invalid", True), dispatcher, (0, 1))
     assert (cuda.stream, cuda.recording) == ("mine", set())
 
 

@@ -14,7 +14,7 @@ from phyai.errors import KernelFailure, PhyAIError
 
 @attrs.frozen(eq=False)
 class Recording:
-    """A computation that can run again. ``captured``: as a CUDA graph, for which ``nbytes`` were reserved."""
+    """A computation that can run again. ``captured``: as a CUDA graph, for which its pool took ``nbytes`` more."""
 
     replay: Callable[[], None]
     captured: bool = False
@@ -33,7 +33,7 @@ def record(compute: Callable[[], None], dispatcher: Dispatcher, pool: Any) -> Re
     """
     dispatcher.require_frozen()
     graph = torch.cuda.CUDAGraph()
-    before, stream = torch.cuda.memory_reserved(), torch.cuda.current_stream()
+    before, stream = _held(pool), torch.cuda.current_stream()
     raised: list[BaseException] = []
     try:
         with failures_named(dispatcher), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
@@ -47,7 +47,13 @@ def record(compute: Callable[[], None], dispatcher: Dispatcher, pool: Any) -> Re
         if raised:  # ending a broken capture raises too, and says less
             raise raised[0] from raised[0].__cause__
         raise
-    return Recording(graph.replay, True, torch.cuda.memory_reserved() - before)
+    return Recording(graph.replay, True, _held(pool) - before)
+
+
+def _held(pool: Any) -> int:
+    """Bytes that ``pool`` holds. What torch reserves in all says less: a capture frees what it had cached elsewhere."""
+    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool))
 
 
 def _abandon(pool: Any, stream: torch.cuda.Stream) -> None:
