@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -31,7 +32,7 @@ from phyai_models.pi.hosted import RandomCheckpoint
 from phyai_models.pi.inputs import Inputs
 from phyai_models.pi05 import PI05Args
 
-POLICY = Path(__file__).parents[1] / "policies" / "pi05" / "h200_bf16.yaml"
+POLICY = Path(os.path.relpath(Path(__file__).parents[1] / "policies" / "pi05" / "h200_bf16.yaml"))
 LAYERS = "overrides:\n- {id: layers, match: {op: expert_steps}, restrict_to: decomposed.expert_steps}\n"
 #: The expert in one launch, where a kernel offers that, and layer by layer: 2,500 more calls to dispatch.
 CASES = {"one_launch": "", "layer_by_layer": LAYERS}

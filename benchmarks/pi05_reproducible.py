@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from phyai_models.pi.hosted import RandomCheckpoint
 from phyai_models.pi.inputs import Inputs
 from phyai_models.pi05 import PI05Args
 
-POLICY = Path(__file__).parents[1] / "policies" / "pi05" / "h200_bf16.yaml"
+POLICY = Path(os.path.relpath(Path(__file__).parents[1] / "policies" / "pi05" / "h200_bf16.yaml"))
 ASKED = "defaults: {numerics: reproducible}\n"
 BARE = "schema: phyai.kernel/v1\n"
 #: Whether the rules of ``--policy`` hold, and whether reproducible kernels are asked for.
