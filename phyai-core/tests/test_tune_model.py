@@ -265,3 +265,65 @@ def test_an_engine_tunes_with_the_models_own_example(engine_catalog, clock, tmp_
     with Engine(EngineArgs("acts", Args()), policy=Policy(), catalog=found) as engine:
         outcome = engine.tune(measurer=measurer(found, clock), store=Store(tmp_path / "s.json"))
         assert [m.at["M"] for m in outcome.measured] == [64]
+
+
+def test_the_first_request_says_that_it_waits_for_tuning_and_where_the_results_go(
+    engine_catalog, clock, tmp_path, monkeypatch, caplog
+):
+    from phyai.engine import Engine, EngineArgs
+    from tune_engine import Args
+
+    found, _ = engine_catalog
+    monkeypatch.setenv("PHYAI_KERNEL_TUNE_DIR", str(tmp_path))
+    monkeypatch.setattr("phyai.tune.Isolated", lambda catalog, environment: measurer(catalog, clock))
+    with Engine(EngineArgs("acts", Args()), policy=Policy(profile="autotune"), catalog=found) as engine:
+        caplog.clear()
+        engine.step(8)
+        start, end = (record.getMessage() for record in caplog.records if record.name == "phyai.engine")
+        caplog.clear()
+        engine.step(8)
+    (store,) = tmp_path.glob("*.json")
+    assert "at most about 60 s" in start
+    assert str(store) in start
+    assert "measured: 1, known: 0" in end
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_tuning_shows_a_bar_on_a_terminal_only(terminal, engine_catalog, clock, tmp_path, monkeypatch):
+    import io
+
+    from phyai.engine import Engine, EngineArgs
+    from tune_engine import Args
+
+    class Stream(io.StringIO):
+        def isatty(self):
+            return terminal
+
+    shown = Stream()
+    monkeypatch.setattr("sys.stderr", shown)
+    for name, value in {"TERM": "xterm", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    found, _ = engine_catalog
+    with Engine(EngineArgs("acts", Args()), policy=Policy(), catalog=found) as engine:
+        engine.tune(measurer=measurer(found, clock), store=Store(tmp_path / "s.json"))
+    assert ("tuning" in shown.getvalue()) is terminal
+    assert terminal or shown.getvalue() == ""
+
+
+def test_a_caller_that_is_told_of_the_progress_gets_no_bar(engine_catalog, clock, tmp_path, monkeypatch):
+    from phyai.engine import Engine, EngineArgs
+    from tune_engine import Args
+
+    def no_bar(title):
+        raise AssertionError(title)
+
+    monkeypatch.setattr("phyai.bars.bar", no_bar)
+    found, _ = engine_catalog
+    seen = []
+    with Engine(EngineArgs("acts", Args()), policy=Policy(), catalog=found) as engine:
+        engine.tune(
+            measurer=measurer(found, clock), store=Store(tmp_path / "s.json"),
+            progress=lambda done, total, what: seen.append((done, total)),
+        )  # fmt: skip
+    assert seen[-1] == (1, 1)

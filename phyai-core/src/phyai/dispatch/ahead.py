@@ -7,6 +7,7 @@ import logging
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from phyai.bars import bar
 from phyai.composite import is_decomposition, part_facts, part_weights
 from phyai.dispatch.guard import PrepareFacts
 from phyai.dispatch.layouts import DEFAULT_ROWS
@@ -35,7 +36,7 @@ def compile_ahead(dispatcher: Dispatcher, progress: Progress | None = None) -> N
             waiting.setdefault(one.kernel.compile, (compile_, []))[1].append(one)
     for compile_, calls in waiting.values():
         backend = calls[0].kernel.backend
-        with contextlib.nullcontext(progress) if progress else _bar(f"compiling {backend} kernels") as report:
+        with contextlib.nullcontext(progress) if progress else bar(f"compiling {backend} kernels") as report:
             try:
                 compile_(calls, report)
             except PhyAIError:
@@ -127,15 +128,3 @@ def _samples(op: Op, cells: Cells, dim: str, rows: tuple[int, int]) -> set[int]:
             if part.dims.get(inner.name, inner.name) == dim:
                 found |= _samples(part_op, own, inner.name, rows)
     return found
-
-
-@contextlib.contextmanager
-def _bar(title: str) -> Iterator[Progress]:
-    """Progress on a terminal, and nowhere else."""
-    from rich.console import Console
-    from rich.progress import Progress as Bars
-
-    console = Console(stderr=True)
-    with Bars(console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(title, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)

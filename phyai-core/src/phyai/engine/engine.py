@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from phyai.dispatch import Dispatcher
     from phyai.policy import Policy
     from phyai.tune import Outcome
+
+_log = logging.getLogger("phyai.engine")
 
 #: How long measuring may take, in seconds, where nobody says.
 TUNE_SECONDS = 60.0
@@ -81,14 +85,15 @@ class Engine:
             if self._closed:
                 raise EngineError("this engine is closed; make a new one")
             if self._to_tune:
-                self._tune(request)
+                self._tune_first(request)
             return self.model.step(request)
 
     def tune(self, request: Any = None, *, seconds: float = TUNE_SECONDS, **options: Any) -> Outcome:
         """Measure the kernels of the calls that ``request`` makes, keep the timings, and use what is faster.
 
         ``request`` None is the model's own example. What is known already is not measured again. ``options`` are
-        those of :func:`phyai.tune.tune_model`. Requests wait meanwhile.
+        those of :func:`phyai.tune.tune_model`; without ``progress``, a terminal shows a bar.
+        Requests wait meanwhile.
 
         Raises:
             EngineError: the engine is closed.
@@ -101,9 +106,27 @@ class Engine:
                 request = self.host.catalog.model(self.args.plugin).example_request(self.model)
             return self._tune(request, seconds=seconds, **options)
 
+    def _tune_first(self, request: Any) -> None:
+        """Tune for the first request, and say so: whoever waits for its answer should know why."""
+        import os
+
+        from phyai.tune import Store
+
+        store = Store.of(self.host.environment.device, os.environ)
+        _log.warning(
+            "profile autotune: this request waits while what is not known yet is measured, at most about %g s; "
+            "the results go to %s", TUNE_SECONDS, store.path,
+        )  # fmt: skip
+        outcome = self._tune(request, store=store)
+        _log.warning(
+            "tuned in %.1f s; kinds of call measured: %d, known: %d%s", outcome.seconds, len(outcome.measured),
+            len(outcome.known), f", left out for lack of time: {len(outcome.late)}" if outcome.late else "",
+        )  # fmt: skip
+
     def _tune(self, request: Any, *, seconds: float = TUNE_SECONDS, **options: Any) -> Outcome:
         import os
 
+        from phyai.bars import bar
         from phyai.tune import Isolated, Store, tune_model
 
         self._to_tune = False
@@ -111,7 +134,12 @@ class Engine:
         options.setdefault("store", Store.of(environment.device, os.environ))
         measurer = options.pop("measurer", None) or Isolated(self.host.catalog, environment)
         try:
-            return tune_model(self.dispatcher, lambda: self.model.step(request), measurer, seconds=seconds, **options)
+            with nullcontext() if "progress" in options else bar("tuning") as report:
+                if report is not None:
+                    options["progress"] = lambda done, total, what: report(done, total)
+                return tune_model(
+                    self.dispatcher, lambda: self.model.step(request), measurer, seconds=seconds, **options
+                )
         finally:
             measurer.close()
 
