@@ -144,7 +144,8 @@ def cuda(monkeypatch):
         state.recording.remove(pool)
 
     for name, value in {
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None), "graph": Graph, "memory_snapshot": lambda: state.segments,
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None), "graph": Graph,
+        "memory_snapshot": lambda: state.segments,
         "current_stream": lambda: state.stream, "synchronize": lambda: None, "current_device": lambda: 0,
         "set_stream": lambda stream: setattr(state, "stream", stream),
     }.items():  # fmt: skip
