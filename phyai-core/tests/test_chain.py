@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import datetime
+
 import attrs
 import pytest
 from phyai.catalog import Catalog
 from phyai.dispatch import Chain, Dispatcher
 from phyai.environment import Device, Environment
 from phyai.errors import NoKernelError
+from phyai.facts import Facts
 from phyai.kernel import Band, Capture, Kernel, Numerics, Prepared
 from phyai.op import Op
 from phyai.ops import CORE_OPS
 from phyai.plugins import Plugin, PluginStatus
-from phyai.policy import Policy, parse_policy
+from phyai.policy import Layer, NumericsDemand, Policy, Restriction, Rule, parse_policy
 from phyai.predicates import match
+from phyai.testing.case import Case
+from phyai.tune import Measurement, Result, Task, tuning_layer
+from phyai.tune.choose import untuned
+from phyai.tune.session import measurement_of
 
 ACTIVATION = next(op for op in CORE_OPS if op.name == "activation")
 #: An op like activation that a caller may chain.
@@ -81,6 +88,45 @@ def test_a_rule_that_names_the_fused_kernel_allows_it():
         "- {id: outer, match: {op: block}, restrict_to: mine.block.fused}\n"
     )
     assert chained(dispatcher(fused, rules=rules)).decide(M=4).kernel.id == "mine.block.fused"
+
+
+@pytest.mark.parametrize("layer", [Layer.SHIPPED, Layer.USER], ids=str)
+@pytest.mark.parametrize(
+    "says",
+    [{"restriction": Restriction(("mine.*",))}, {"numerics": NumericsDemand(reproducible=True)}],
+    ids=["restriction", "numerics"],
+)
+def test_a_rule_on_a_site_of_the_chain_holds_where_the_fused_kernel_measured_faster(says, layer):
+    of = dispatcher(kernel("mine.block.fused", "fused"))
+    site = chained(of)
+    facts = site.decide(M=4).facts
+    assert site.decide(M=4).kernel.id == "mine.block.fused"
+    tuned = tuning_layer([measured(facts, of, fused=1e-6, chain=3e-6)], of.catalog, Policy(), of.environment)
+    assert [chosen.choice.winner for chosen in tuned.chosen] == ["mine.block.fused"]
+    inner = Rule("inner", match({"op": "activation"}), layer=layer, **says)
+    of.replace_policy(tuned.onto(Policy(rules=(inner,))))
+    decision = site.decide(M=4)
+    assert decision.kernel.id == "decomposed.block"
+    assert f"fusing would bypass rule {inner.ref}" in decision.rejected[0].reason
+
+
+def test_a_chain_that_measured_faster_takes_the_place_of_the_fused_kernel():
+    of = dispatcher(kernel("mine.block.fused", "fused"))
+    site = chained(of)
+    facts = site.decide(M=4).facts
+    tuned = tuning_layer([measured(facts, of, fused=3e-6, chain=1e-6)], of.catalog, Policy(), of.environment)
+    of.replace_policy(tuned.onto(Policy()))
+    assert (site.decide(M=4).kernel.id, site.decide(M=4).decided_by) == ("decomposed.block", "tuning")
+
+
+def measured(facts: Facts, of: Dispatcher, **seconds: float) -> Measurement:
+    """A record of the fused kernel and the chain, timed in a model."""
+    ids = {"fused": "mine.block.fused", "chain": "decomposed.block"}
+    case = Case({"M": 4, "D": 8}, {"x": "bf16"}, {"activation": "silu"})
+    results = {ids[name]: Result((t,) * 9) for name, t in seconds.items()}
+    task, now = Task("block", case), datetime.datetime.now(datetime.UTC)
+    candidates = untuned(facts, of.catalog, of.policy, of.environment)
+    return measurement_of(task, results, "live", candidates, of.catalog, of.environment, now)
 
 
 def test_a_restriction_on_everything_is_kept_by_the_chain():

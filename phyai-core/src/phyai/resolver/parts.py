@@ -15,7 +15,7 @@ from phyai.errors import NoKernelError
 from phyai.facts import Facts
 from phyai.kernel import Kernel
 from phyai.op import Op
-from phyai.policy import Aspects, NumericsDemand, Policy, Rule, kernel_matches
+from phyai.policy import Aspects, Layer, NumericsDemand, Policy, Rule, kernel_matches
 from phyai.resolver.eligibility import Verdict
 
 _WILD = frozenset("*?[")
@@ -47,7 +47,7 @@ class Parts:
         if self.ban is None:
             return None
         part, rule = self.ban
-        if any(r.strength >= rule.strength and _names(r, kernel) for r in aspects.matched):
+        if any(r.strength >= rule.strength and _allows_fusing(r, kernel) for r in aspects.matched):
             return None
         said = rule.restriction or "its numerics"
         reason = (
@@ -101,6 +101,11 @@ def _binding(aspects: Aspects) -> tuple[Rule, ...]:
     """The rules in force on a part that a fused kernel would not be held to."""
     numerics = aspects.numerics if aspects.numerics and aspects.numerics.numerics != NumericsDemand() else None
     return tuple(rule for rule in (aspects.restriction, numerics) if rule is not None)
+
+
+def _allows_fusing(rule: Rule, kernel: Kernel) -> bool:
+    """Whether a rule says that the kernel may do without what holds for the parts; timings say no such thing."""
+    return rule.layer is not Layer.TUNING and _names(rule, kernel)
 
 
 def _names(rule: Rule, kernel: Kernel) -> bool:
