@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from phyai.errors import CallError
-from phyai.facts import Facts
+from phyai.facts import Facts, whole
 
 DTYPES: Mapping[str, torch.dtype] = {
     "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
@@ -41,7 +41,7 @@ def dtype_of(facts: Facts, tensor: str) -> torch.dtype:
 
 def size(facts: Facts, dim: str) -> int:
     """A dimension of the call."""
-    return int(facts[f"shape.{dim}"])  # type: ignore[arg-type]  # shapes are numbers
+    return whole(facts, f"shape.{dim}")
 
 
 def attribute(facts: Facts, name: str, default: T) -> T:

@@ -185,6 +185,26 @@ class Facts(Mapping[str, FactValue]):
         return {k[len(head) :]: v for k, v in self._values.items() if k.startswith(head)}
 
 
+def number(facts: Mapping[str, FactValue], name: str, default: float | None = None) -> float:
+    """The number that the fact ``name`` has; ``default`` where it is absent.
+
+    Raises:
+        TypeError: it is no number, or absent without a default.
+
+    >>> number({"attrs.eps": 1e-6}, "attrs.eps"), number({}, "attrs.offset", 0)
+    (1e-06, 0)
+    """
+    value = facts.get(name, default)
+    if not isinstance(value, int | float):
+        raise TypeError(f"the fact {name} is {'absent' if value is None else repr(value)}; a number is needed")
+    return value
+
+
+def whole(facts: Mapping[str, FactValue], name: str, default: int | None = None) -> int:
+    """The same of a fact that counts something: ``whole(facts, "shape.K")``."""
+    return int(number(facts, name, default))
+
+
 @attrs.frozen
 class Vocabulary:
     """All facts that are declared: the core's and those of the ops in a catalog.

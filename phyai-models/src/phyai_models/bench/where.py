@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import torch
-from phyai.facts import Facts
+from phyai.facts import Facts, whole
 
 from phyai_models.bench.floor import Case, Ceilings, Work, expert
 from phyai_models.bench.tape import Call, Tape
@@ -118,7 +118,7 @@ def work_of(call: Call, case: Case) -> Work:
 
 
 def _attention(call: Call, facts: Facts, case: Case) -> Work:
-    heads, kv_heads, dim = (_int(facts, f"shape.{name}") for name in ("heads", "kv_heads", "head_dim"))
+    heads, kv_heads, dim = (whole(facts, f"shape.{name}") for name in ("heads", "kv_heads", "head_dim"))
     q, itemsize = call.args[0], call.args[0].element_size()
     queries = q.numel() // (heads * dim)
     if facts.get("op") == "attention":
@@ -132,15 +132,9 @@ def _attention(call: Call, facts: Facts, case: Case) -> Work:
 def _rows(call: Call, facts: Facts, weight: Any) -> int:
     for name in ("shape.M", "shape.T"):
         if name in facts:
-            return _int(facts, name)
+            return whole(facts, name)
     y = call.results[0] if isinstance(call.results, tuple) else call.results
     return int(y.numel() // weight.shape[0])  # a convolution: places of its output
-
-
-def _int(facts: Facts, name: str) -> int:
-    value = facts[name]
-    assert isinstance(value, int)
-    return value
 
 
 def _elements(weight: Any) -> int:
