@@ -5,7 +5,8 @@
 
 The map (PNG, and a table on stdout) shows the quickest candidate of every (layer, M) and its speed-up over cuBLAS bf16.
 The policy gives every projection the scheme that makes it quickest at the number of rows that it has with one request
-of three cameras, and leaves it in bf16 where none does. What a scheme costs in accuracy the figures do not say.
+of three cameras, and leaves it in bf16 where none does; it names what was not measured. What a scheme costs in accuracy
+the figures do not say.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from humming_plan import VARIANTS, fits
 from humming_rows import LAYERS, SCHEMES
 from phyai.quant.scheme import QuantScheme, TensorQuant
 
@@ -46,6 +48,12 @@ def quickest(times: Times, layer: str, m: int, allowed: Sequence[str] | None = N
     """The quickest candidate of a cell; None where nothing was measured."""
     found = {s: us for (at, n, s), us in times.items() if (at, n) == (layer, m) and (allowed is None or s in allowed)}
     return min(found, key=lambda scheme: found[scheme], default=None)
+
+
+def missing(times: Times, layer: str, m: int) -> list[str]:
+    """The schemes that were not measured in a cell of which others were, or not right."""
+    found = {scheme for at, n, scheme in times if (at, n) == (layer, m)}
+    return [scheme for scheme in SCHEMES if scheme not in found and scheme not in VARIANTS and fits(layer, scheme)]
 
 
 def table(times: Times) -> str:
@@ -83,10 +91,11 @@ def draw(times: Times, path: Path, device: str) -> None:
         for j, m in enumerate(columns):
             winner, base = winners[layer, m], times.get((layer, m, CUBLAS))
             if winner is not None and base is not None:
-                axes.text(j, i, f"{base / times[layer, m, winner]:.2f}×", ha="center", va="center", fontsize=7)
+                mark = "*" if missing(times, layer, m) else ""
+                axes.text(j, i, f"{base / times[layer, m, winner]:.2f}×{mark}", ha="center", va="center", fontsize=7)
     axes.set_xticks(range(len(columns)), [str(m) for m in columns])
     axes.set_yticks(range(len(layers)), [f"{layer}  {LAYERS[layer][0]}×{LAYERS[layer][1]}" for layer in layers])
-    axes.set_xlabel("M (rows)")
+    axes.set_xlabel("M (rows). White: not measured. *: not every scheme was")
     axes.set_title(f"Quickest candidate, and its speed-up over cuBLAS bf16 ({device}, cold weights)", fontsize=10)
     handles = [plt.Rectangle((0, 0), 1, 1, color=colours(i)) for i in range(len(names))]
     axes.legend(handles, names, bbox_to_anchor=(1.01, 1), loc="upper left", fontsize=8, frameon=False)
@@ -129,8 +138,10 @@ def policy_text(times: Times, device: str) -> str:
         for part in parts:
             layer = f"{tower}.{part}"
             scheme = quickest(times, layer, m, (CUBLAS, *SCHEMES))
+            left = missing(times, layer, m)
+            besides = f"; not measured: {', '.join(left)}" if left else ""
             if scheme is None or scheme == CUBLAS:
-                why = "was not measured" if scheme is None else "is quickest in bf16"
+                why = "was not measured" if scheme is None else f"is quickest in bf16{besides}"
                 quantized.append(f"    # {layer} {why}.")
                 continue
             row, meaning = SCHEMES[scheme]
@@ -139,7 +150,7 @@ def policy_text(times: Times, device: str) -> str:
             modules = ("out_proj",) if layer == "vision.o" else PARTS[part]
             globs = ", ".join(f'{{glob: "*.{path}.*.{module}"}}' for module in modules)
             quantized += [
-                f"    - id: {tower}-{part.replace('_', '-')}  # {us:.1f} µs at M = {m}{gain}",
+                f"    - id: {tower}-{part.replace('_', '-')}  # {us:.1f} µs at M = {m}{gain}{besides}",
                 f"      match: {{any_of: [{globs}]}}", f"      scheme: {scheme_text(meaning)}", "      layout: humming",
             ]  # fmt: skip
             rules[meaning.name] = [

@@ -75,6 +75,20 @@ def test_the_policy_quantizes_what_is_quicker_so_and_sends_it_to_its_row(tool: A
             assert resolve(facts(scheme, 1152, 1152), catalog, loaded.policy, h200).kernel.id == kernel
 
 
+def test_the_policy_names_what_was_not_measured(tool: Any) -> None:
+    schemes = [s for s in tool.SCHEMES if s not in tool.VARIANTS]
+    whole = [result("expert.qkv", 50, s, 2.0) for s in schemes] + [result("expert.qkv", 50, "cuBLAS bf16", 1.0)]
+    whole += [result("prefix.down", 968, "cuBLAS bf16", 2.0), result("prefix.down", 968, "mxfp4_a16", 1.0)]
+    text = tool.policy_text(tool.times_of(whole), "H200")
+    assert "# expert.qkv is quickest in bf16.\n" in text
+    assert "# expert.o was not measured.\n" in text
+    assert "2.00 times cuBLAS's speed; not measured: w4a16 g128, " in text
+    without = [r for r in whole if r["scheme"] != "mxfp4_a8"]
+    assert "# expert.qkv is quickest in bf16; not measured: mxfp4_a8.\n" in tool.policy_text(
+        tool.times_of(without), "H200"
+    )
+
+
 def test_where_bf16_is_quickest_everywhere_nothing_is_quantized(tool: Any, tmp_path: Path) -> None:
     file = tmp_path / "map.yaml"
     file.write_text(tool.policy_text(tool.times_of([result("expert.qkv", 50, "cuBLAS bf16", 1.0)]), "H200"))
