@@ -54,11 +54,11 @@ def reference(
 
 def prepare(facts: dict[str, Any], params: dict[str, Any], *, invariant: bool = False) -> Any:
     from phyai.facts import Facts
-    from phyai_backend_cuda import attention_split
+    from phyai_backend_cuda.attention import split
 
     if invariant:
-        return attention_split.prepare_batch_invariant(Facts(facts), {}, params, resources())
-    return attention_split.prepare(Facts(facts), {}, params, resources())
+        return split.prepare_batch_invariant(Facts(facts), {}, params, resources())
+    return split.prepare(Facts(facts), {}, params, resources())
 
 
 def check(report: Report) -> None:

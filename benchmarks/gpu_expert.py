@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from phyai_backend_cuda.expert import ROWS, TILE, Expert
-from phyai_backend_cuda.expert_weights import LayerWeights, attention_order, modulation_tables, qkv_order
-from phyai_backend_cuda.packing import unpack_tiles
+from phyai_backend_cuda.expert.launch import ROWS, TILE, Expert
+from phyai_backend_cuda.expert.tiles import unpack_tiles
+from phyai_backend_cuda.expert.weights import LayerWeights, attention_order, modulation_tables, qkv_order
 
 #: What each of the kernel's marks ends, in order, per layer (``-DTRACE=n``).
 MARKS = (

@@ -97,11 +97,10 @@ def codes_of(x: torch.Tensor, dim: int | None) -> tuple[torch.Tensor, torch.Tens
 
 
 def kernel(id: str) -> Kernel:
-    from phyai_backend_cuda.quantized.records import KERNELS as QUANTIZED
-    from phyai_backend_cuda.rows import KERNELS
+    from phyai_backend_cuda.records import KERNELS
     from phyai_backend_reference.rows.torch import KERNELS as TORCH
 
-    return next(k for k in (*QUANTIZED, *KERNELS, *TORCH) if k.id == id)
+    return next(k for k in (*KERNELS, *TORCH) if k.id == id)
 
 
 def prepared(id: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Callable[..., Any]:
@@ -368,7 +367,7 @@ def gated(table: Table) -> None:
 
 
 def fused_bf16(m: int, k: int, width: int) -> Made:
-    from phyai_backend_cuda.gated_mlp import prepare_bf16
+    from phyai_backend_cuda.gated.mlp import prepare_bf16
 
     x, gate_up, down = given = tensors(m, k, width, True)
     facts = Facts({"attrs.activation": "gelu_tanh", "device.sm_count": 132})
@@ -379,7 +378,7 @@ def one_launch(
     m: int, width: int, k: int, fp8: bool, act: str
 ) -> tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]:
     """The call, and what float32 gives."""
-    from phyai_backend_cuda.gated import GatedProduct
+    from phyai_backend_cuda.gated.product import GatedProduct
 
     x, w = normal(m, k), weight(2 * width, k)
     h = torch.empty(m, width, dtype=BF16, device="cuda")

@@ -81,7 +81,7 @@ def microseconds(calls: Sequence[Callable[[], Any]], replays: int = 20) -> float
 
 
 def _compile(task: tuple[str, dict[str, int]]) -> str | None:
-    from phyai_backend_cuda.nvrtc import compile_cubin
+    from phyai_backend_cuda.runtime.nvrtc import compile_cubin
 
     try:
         compile_cubin(task[0], task[1], "sm_90a")

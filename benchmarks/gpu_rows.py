@@ -70,7 +70,7 @@ def microseconds(calls: list[Callable[[], Any]]) -> float:
 
 
 def kernels() -> dict[str, Any]:
-    from phyai_backend_cuda.rows import KERNELS as OURS
+    from phyai_backend_cuda.records import KERNELS as OURS
     from phyai_backend_flashinfer.rows import KERNELS as FLASHINFER
     from phyai_backend_reference.rows.torch import KERNELS as TORCH
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from gpu_parts import BANDWIDTH, CALLS, Report, compiled, main_of, microseconds, resources
-from phyai_backend_cuda import skinny, skinny_pack
-from phyai_backend_cuda.skinny import GATED, PLAIN, RESIDUAL, Shape, shape_for
+from phyai_backend_cuda.skinny import order
+from phyai_backend_cuda.skinny.launch import ACTIVATIONS, GATED, PLAIN, RESIDUAL, Shape, launch, shape_for
 
 F = torch.nn.functional
 EXPERT = {"qkv": (2560, 1024), "o": (1024, 2048), "gate_up": (8192, 1024), "down": (1024, 4096)}
@@ -44,18 +44,18 @@ def weight(
         return {"w": w}, w.double() if dense else None
     if bits == 8:
         codes = normal(n, k).to(torch.float8_e4m3fn)
-        held = {"w": skinny_pack.pack_fp8(codes.view(torch.uint8)), "row_scale": scales[:, 0] / k**0.5}
+        held = {"w": order.pack_fp8(codes.view(torch.uint8)), "row_scale": scales[:, 0] / k**0.5}
         return held, codes.double() * held["row_scale"].double()[:, None] if dense else None
     codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device="cuda")
-    held = {"w": skinny_pack.pack_int4(codes)}
+    held = {"w": order.pack_int4(codes)}
     if not group:
         held["row_scale"] = scales[:, 0] / (4 * k**0.5)
         return held, (codes.double() - 8) * held["row_scale"].double()[:, None] if dense else None
     scale = (scales / (4 * k**0.5)).to(dtype)
     zero = torch.randint(0, 17, scale.shape, device="cuda") if zero_point else torch.full(scale.shape, 8, device="cuda")
-    held["group_scale"] = skinny_pack.pack_pairs(scale)
+    held["group_scale"] = order.pack_pairs(scale)
     if zero_point:
-        held["group_zero"] = skinny_pack.pack_pairs((zero + (1024 if dtype == torch.float16 else 128)).to(dtype))
+        held["group_zero"] = order.pack_pairs((zero + (1024 if dtype == torch.float16 else 128)).to(dtype))
     if not dense:
         return held, None
     z, s = (t.double().repeat_interleave(group, 1) for t in (zero, scale))
@@ -72,7 +72,7 @@ def check(report: Report) -> None:
         cases += [
             {"m": 50, "n": 1024, "k": 4096, "epilogue": RESIDUAL, "gates": 1, **form},
             {"m": 64, "n": 1024, "k": 2048, "epilogue": RESIDUAL, "dtype": torch.float16, **form},
-            *({"m": 50, "n": 8192, "k": 1024, "epilogue": GATED, "activation": a, **form} for a in skinny.ACTIVATIONS),
+            *({"m": 50, "n": 8192, "k": 1024, "epilogue": GATED, "activation": a, **form} for a in ACTIVATIONS),
         ]
     for case in cases:
         report.attempt("check", case, lambda case=case: checked(**case))
@@ -104,10 +104,10 @@ def checked(
         want = want + more["residual"].double()
     ys = [torch.full((m, want.shape[1]), torch.nan, dtype=dtype, device="cuda") for _ in range(3)]
     for y in ys[:2]:
-        skinny.run(shape, x, y, operands=held, **more)
+        launch(shape, x, y, operands=held, **more)
     half = max(1, m // 2) if not gates else m  # a row's result does not depend on the others
     part = {name: t[:half] if name == "residual" else t for name, t in more.items()}
-    skinny.run(shape, x[:half].clone(), ys[2][:half], operands=held, **part)
+    launch(shape, x[:half].clone(), ys[2][:half], operands=held, **part)
     found = {
         "cut": [shape.warpgroups, shape.splits, shape.ahead],
         "error": float((ys[0].double() - want).norm() / want.norm()),
@@ -163,7 +163,7 @@ def timed(shape: Shape, form: dict[str, Any]) -> dict[str, float]:
 
     def calls(overlap: bool) -> list[Callable[[], Any]]:
         return [
-            lambda w=w, x=x, y=y: skinny.run(shape, x, y, operands=w, overlap=overlap)
+            lambda w=w, x=x, y=y: launch(shape, x, y, operands=w, overlap=overlap)
             for w, x, y in zip(held, xs, ys, strict=True)
         ]
 
@@ -176,7 +176,7 @@ def mm(x: torch.Tensor, w: torch.Tensor) -> Callable[[], Any]:
 
 def rms_norm(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, overlap: bool) -> None:
     from phyai.facts import Facts
-    from phyai_backend_cuda.norms_overlap import kernel_of, launch
+    from phyai_backend_cuda.norms.overlap import kernel_of, launch
 
     kernel = kernel_of(Facts({"shape.D": x.shape[1], "dtype.x": "bf16"}))
     launch(kernel, x, y, eps=1e-6, weight=w, overlap=overlap)
@@ -204,8 +204,8 @@ def chain_of(report: Report, form_name: str, layers: int = 33) -> None:
                 h = F.rms_norm(x, (k,), w, 1e-6)
             else:
                 rms_norm(x, w, h, overlap)
-            skinny.run(up, h, a, operands=wu, activation="gelu_tanh", overlap=overlap)
-            skinny.run(down, a, x, operands=wd, residual=x, overlap=overlap)
+            launch(up, h, a, operands=wu, activation="gelu_tanh", overlap=overlap)
+            launch(down, a, x, operands=wd, residual=x, overlap=overlap)
         return x
 
     want = first.double()

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from phyai_backend_cuda import skinny, skinny_pack
-from phyai_backend_cuda.attention_split import tiles_of
+from phyai_backend_cuda.attention.split import tiles_of
+from phyai_backend_cuda.skinny import order
+from phyai_backend_cuda.skinny.launch import GATED
 
 F = torch.nn.functional
 
@@ -39,9 +40,9 @@ def weight_of(p: Any, d: Mapping[str, int], dtype: torch.dtype) -> torch.Tensor:
         return memory(p.w, dtype, (n, k), (k, 1)).double()
     packed = flat(p.w, torch.uint8, padded * k * d["BITS"] // 8)
     if d["BITS"] == 8:
-        values = skinny_pack.unpack_fp8(packed, n, k).view(torch.float8_e4m3fn).double()
+        values = order.unpack_fp8(packed, n, k).view(torch.float8_e4m3fn).double()
     else:
-        values = skinny_pack.unpack_int4(packed, n, k).double()
+        values = order.unpack_int4(packed, n, k).double()
     groups = k // d["GROUP"] if d["GROUP"] else 1
     if d["BITS"] == 4:
         zero = torch.full((n, groups), 8.0, dtype=torch.float64)
@@ -57,7 +58,7 @@ def weight_of(p: Any, d: Mapping[str, int], dtype: torch.dtype) -> torch.Tensor:
 
 def skinny_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) -> None:
     dtype = torch.float16 if "HALF" in d else torch.bfloat16
-    gated = d["EPILOGUE"] == skinny.GATED
+    gated = d["EPILOGUE"] == GATED
     columns = p.n // 2 if gated else p.n
     assert (p.k, block) == (64 * d["CHUNKS"] * d["SPLITS"], 128 * d["GROUPS"])
     assert 1 <= p.m <= 8 * d["M8"]

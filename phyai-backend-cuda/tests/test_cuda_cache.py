@@ -4,7 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from phyai_backend_cuda.nvrtc import compile_cubin
+from phyai_backend_cuda.runtime.nvrtc import compile_cubin
 
 
 class Error(Exception):
@@ -34,15 +34,15 @@ def compiled(monkeypatch, tmp_path):
 
 
 def test_a_source_is_compiled_once_for_its_defines_and_kept_whole(compiled, tmp_path):
-    first = compile_cubin("expert.cu", {"A": 1}, "sm_90a")
-    assert compile_cubin("expert.cu", {"A": 1}, "sm_90a") == first
+    first = compile_cubin("expert/expert.cu", {"A": 1}, "sm_90a")
+    assert compile_cubin("expert/expert.cu", {"A": 1}, "sm_90a") == first
     assert len(compiled) == 1
-    assert compile_cubin("expert.cu", {"A": 2}, "sm_90a") != first
+    assert compile_cubin("expert/expert.cu", {"A": 2}, "sm_90a") != first
     kept = sorted(path.read_bytes() for path in (tmp_path / "cache").iterdir())
     assert kept == [b"\x7fELF\x01", b"\x7fELF\x02"]
 
 
 def test_a_source_that_is_refused_leaves_nothing(compiled, tmp_path):
-    with pytest.raises(RuntimeError, match=r"could not compile expert\.cu for sm_90a:\nlog"):
-        compile_cubin("expert.cu", {"BAD": 1}, "sm_90a")
+    with pytest.raises(RuntimeError, match=r"could not compile expert/expert\.cu for sm_90a:\nlog"):
+        compile_cubin("expert/expert.cu", {"BAD": 1}, "sm_90a")
     assert not (tmp_path / "cache").exists()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from phyai_backend_cuda.expert import Expert
-from phyai_backend_cuda.expert_weights import LayerWeights, modulation_tables
+from phyai_backend_cuda.expert.launch import Expert
+from phyai_backend_cuda.expert.weights import LayerWeights, modulation_tables
 
 D, H, HD, FF, AD, EPS = 1024, 8, 256, 4096, 32, 1e-6
 

@@ -12,7 +12,7 @@ from phyai.facts import Facts
 from phyai.quant.realize import dequantize
 from phyai.quant.scheme import QuantScheme, TensorQuant
 from phyai.testing.quantized import quantized_weight
-from phyai_backend_cuda.quantized.records import KERNELS
+from phyai_backend_cuda.records.quantized import KERNELS
 
 FUSED = next(kernel for kernel in KERNELS if kernel.id == "cuda.gated_mlp.fp8_a8_fused")
 H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.triton": "3.6.0", "lib.cupy": "14.2.0"})
@@ -88,7 +88,7 @@ class TestOnHopper:
     def test_one_launch_equals_product_and_activation(
         self, narrow: bool, rows: int, width: int, k: int, activation: str
     ) -> None:
-        from phyai_backend_cuda.gated import GatedProduct
+        from phyai_backend_cuda.gated.product import GatedProduct
 
         x, w = normal(rows, k), normal(2 * width, k, seed=1) / k**0.5
         scales = column = None
@@ -112,7 +112,7 @@ class TestOnHopper:
 
     @pytest.mark.parametrize("rows", [300, 7])
     def test_codes_under_a_given_scale(self, rows: int) -> None:
-        from phyai_backend_cuda.gated import GatedProduct
+        from phyai_backend_cuda.gated.product import GatedProduct
 
         x, w, scale = normal(rows, 256), normal(512, 256, seed=1) / 16, torch.tensor([0.01], device="cuda")
         h = torch.empty(rows, 256, dtype=torch.bfloat16, device="cuda")

@@ -22,12 +22,14 @@ from phyai.testing.kit import examine_call
 from phyai.testing.quantized import quantized_weight
 from phyai.testing.report import Outcome
 from phyai.testing.subject import Subject, about
-from phyai_backend_cuda.hopper_rows import KERNELS
-from phyai_backend_cuda.skinny_layout import pack
+from phyai_backend_cuda.records import attention, norms, skinny
+from phyai_backend_cuda.skinny.layout import pack
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0")]
 
+#: The kernels that are launched to overlap their neighbours.
+KERNELS = (*attention.KERNELS, *skinny.KERNELS, *norms.KERNELS)
 BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}
 OPS = {op.name: op for op in CORE_OPS}
 GROUPS = TensorQuant("int4", "group", group_size=64, scale_dtype="bf16")

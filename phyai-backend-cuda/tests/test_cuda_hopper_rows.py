@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import phyai_backend_cuda.skinny_mlp
 import pytest
 import torch
 from phyai.catalog import Catalog
@@ -26,9 +25,12 @@ from phyai.testing.case import MEMORY, Case
 from phyai.testing.kit import examine, examine_call
 from phyai.testing.report import Outcome
 from phyai.testing.subject import Subject, about
-from phyai_backend_cuda import attention_split, norms_overlap, skinny, skinny_gemm
-from phyai_backend_cuda.attention_split import cut_for
-from phyai_backend_cuda.hopper_rows import KERNELS
+from phyai_backend_cuda.attention import split
+from phyai_backend_cuda.attention.split import cut_for
+from phyai_backend_cuda.norms import overlap
+from phyai_backend_cuda.records import attention, norms, skinny
+from phyai_backend_cuda.runtime.nvrtc import SOURCES
+from phyai_backend_cuda.skinny import gemm, launch, mlp
 
 sys.path.insert(0, str(Path(__file__).parent))
 from hopper_simulation import Simulated
@@ -38,6 +40,8 @@ pytestmark = pytest.mark.skipif(ON_GPU, reason="the kernels themselves are teste
 
 CPU = Environment.detect("cpu", libraries=())
 H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.cupy": "14.2.0"})
+#: The kernels that are launched to overlap their neighbours.
+KERNELS = (*attention.KERNELS, *skinny.KERNELS, *norms.KERNELS)
 BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}
 OPS = {op.name: op for op in CORE_OPS}
 
@@ -47,12 +51,12 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: str, function: str, defines: Mapping[str, int], *, cluster: int = 1, **_: Any) -> Simulated:
         return Simulated(name, defines, cluster)
 
-    for module in (attention_split, norms_overlap, skinny):
+    for module in (split, overlap, launch):
         monkeypatch.setattr(module, "load", load)
         monkeypatch.setattr(module, "current_stream", lambda: 0)
-    for module in (norms_overlap, skinny_gemm, phyai_backend_cuda.skinny_mlp):
+    for module in (overlap, gemm, mlp):
         monkeypatch.setattr(module, "settled", lambda: None)
-    monkeypatch.setattr(attention_split, "on_device", torch.is_tensor)
+    monkeypatch.setattr(split, "on_device", torch.is_tensor)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +136,7 @@ def test_all_blocks_of_attention_run_at_once_as_long_as_two_fit_on_a_processor()
 @pytest.mark.parametrize("source", ["skinny.cu", "norm.cu", "attention.cu"])
 def test_nothing_but_weights_is_touched_before_the_kernel_in_front_has_ended(source: str) -> None:
     """A launch may overlap whatever is in front of it, so inputs are read and outputs written after the wait."""
-    text = (Path(phyai_backend_cuda.__file__).parent / "csrc" / source).read_text(encoding="utf-8")
+    text = (SOURCES / source).read_text(encoding="utf-8")
     body = text[text.index('extern "C"') :]
     assert body.count("wait_previous();") == 1
     before, after = body.split("wait_previous();")

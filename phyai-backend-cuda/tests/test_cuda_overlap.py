@@ -10,10 +10,9 @@ import torch
 from phyai.facts import Facts
 from phyai.quant.scheme import QuantScheme, TensorQuant
 from phyai.testing.quantized import quantized_weight
-from phyai_backend_cuda.quantized.records import KERNELS as QUANTIZED
-from phyai_backend_cuda.rows import KERNELS
+from phyai_backend_cuda.records import KERNELS
 
-BY_ID = {kernel.id: kernel for kernel in (*KERNELS, *QUANTIZED)}
+BY_ID = {kernel.id: kernel for kernel in KERNELS}
 SCHEME = QuantScheme(TensorQuant("fp8_e4m3", "channel"), TensorQuant("fp8_e4m3", "token", dynamic=True))
 ROWS, WIDTH, INNER = 968, 2048, 4096
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)

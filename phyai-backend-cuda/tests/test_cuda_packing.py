@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from phyai_backend_cuda.expert_weights import (
+from phyai_backend_cuda.expert.tiles import pack_tiles, rope_pairs, unpack_tiles
+from phyai_backend_cuda.expert.weights import (
     BLOCKS,
     HEAD_DIM,
     HEADS,
@@ -25,7 +26,6 @@ from phyai_backend_cuda.expert_weights import (
     qkv_order,
     rotate_chunks,
 )
-from phyai_backend_cuda.packing import pack_tiles, rope_pairs, unpack_tiles
 
 WIDTH = 1024
 

@@ -14,7 +14,7 @@ from phyai.facts import Facts
 from phyai.kernel import Kernel
 from phyai.quant.scheme import QuantScheme, TensorQuant
 from phyai.testing.quantized import quantized_weight
-from phyai_backend_cuda.quantized.records import KERNELS
+from phyai_backend_cuda.records.quantized import KERNELS
 from phyai_backend_reference.quantized.gemm import prepare_quantized_input
 from phyai_backend_reference.reference.activation import prepare as plain_activation
 from phyai_backend_reference.reference.gated_activation import prepare as gated_activation

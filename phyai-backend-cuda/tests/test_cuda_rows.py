@@ -11,7 +11,7 @@ import torch
 from phyai.environment import Environment
 from phyai.facts import Facts
 from phyai.kernel import Kernel, Prepared
-from phyai_backend_cuda.rows import KERNELS
+from phyai_backend_cuda.records.triton_rows import KERNELS
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
@@ -54,14 +54,6 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 
 def unit(x: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-
-
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
-def test_without_its_library_a_row_says_so(kernel: Kernel) -> None:
-    library = "cupy" if kernel.op == "expert_steps" else "triton"  # CUDA C++ through CuPy; the others are Triton
-    reason = kernel.when.why_not(H200.replace({f"lib.{library}": None}))
-    assert reason is not None
-    assert library in reason
 
 
 @pytest.mark.parametrize("rows", [64, 65])

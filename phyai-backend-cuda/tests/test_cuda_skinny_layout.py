@@ -14,10 +14,10 @@ from phyai.quant.scheme import QuantScheme, TensorQuant
 from phyai.testing.packers import examine_format, round_trip
 from phyai.testing.quantized import quantized_weight
 from phyai.testing.report import Outcome
-from phyai_backend_cuda import skinny_pack
-from phyai_backend_cuda.hopper_rows import FORMATS, KERNELS
-from phyai_backend_cuda.skinny import GATED, shape_for
-from phyai_backend_cuda.skinny_layout import operands, pack
+from phyai_backend_cuda.records.skinny import FORMATS, KERNELS
+from phyai_backend_cuda.skinny import order
+from phyai_backend_cuda.skinny.launch import GATED, shape_for
+from phyai_backend_cuda.skinny.layout import operands, pack
 
 (FORMAT,) = FORMATS
 BY_ID = {kernel.id: kernel for kernel in KERNELS}
@@ -51,7 +51,7 @@ def test_every_scheme_that_the_format_claims_comes_back() -> None:
 
 
 def place_fp8(n: int, k: int, k_chunks: int) -> int:
-    """Where the table in ``skinny_pack`` puts an element of an fp8 weight, in bytes."""
+    """Where the table in ``order`` puts an element of an fp8 weight, in bytes."""
     nt, w, h, g = n // 64, n // 16 % 4, n // 8 % 2, n % 8
     c, i, s, p, q, e = k // 64, k // 32 % 2, k // 16 % 2, k // 8 % 2, k // 2 % 4, k % 2
     at = 0
@@ -75,8 +75,8 @@ def place_int4(n: int, k: int, k_chunks: int) -> int:
 def test_codes_lie_where_the_table_says(n: int, k: int) -> None:
     codes = torch.zeros(128, 192, dtype=torch.uint8)
     codes[n, k] = 5
-    assert skinny_pack.pack_fp8(codes).nonzero().item() == place_fp8(n, k, 3)
-    nibbles = skinny_pack.pack_int4(codes)
+    assert order.pack_fp8(codes).nonzero().item() == place_fp8(n, k, 3)
+    nibbles = order.pack_int4(codes)
     assert torch.stack((nibbles & 15, nibbles >> 4), -1).flatten().nonzero().item() == place_int4(n, k, 3)
 
 

@@ -20,7 +20,7 @@ from phyai.synthesize import torch_dtype
 from phyai.testing.bench import Call, make_call
 from phyai.testing.case import MEMORY, Case
 from phyai.testing.memory import place
-from phyai_backend_cuda.rows import KERNELS
+from phyai_backend_cuda.records.triton_rows import KERNELS
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from phyai_backend_cuda.expert import (
+from phyai_backend_cuda.expert.launch import (
     EXCHANGE,
     FRAGMENTS,
     MAX_QUERIES,
@@ -19,7 +19,8 @@ from phyai_backend_cuda.expert import (
     carveout,
     shared_bytes,
 )
-from phyai_backend_cuda.expert_weights import (
+from phyai_backend_cuda.expert.tiles import pack_tiles, unpack_tiles
+from phyai_backend_cuda.expert.weights import (
     BLOCKS,
     HEADS,
     INTERMEDIATE,
@@ -33,14 +34,13 @@ from phyai_backend_cuda.expert_weights import (
     qkv_order,
     rotate_chunks,
 )
-from phyai_backend_cuda.nvrtc import SOURCES
-from phyai_backend_cuda.packing import pack_tiles, unpack_tiles
+from phyai_backend_cuda.runtime.nvrtc import SOURCES
 
 M = 50
 
 
 def fragment(row, quad):
-    """Byte of columns ``4 * quad ..`` of a row within a chunk, as in ``csrc/expert_layout.cuh``."""
+    """Byte of columns ``4 * quad ..`` of a row within a chunk, as in ``csrc/expert/layout.cuh``."""
     return (quad // 4) * 2048 + (row // 16) * 512 + row % 8 * 64 + quad % 4 * 16 + row // 8 % 2 * 8
 
 
@@ -156,7 +156,7 @@ def test_a_blank_exchange_waits_for_the_rows_that_are_written(queries: int) -> N
 
 
 def test_parameters_are_in_the_order_of_the_source() -> None:
-    source = re.sub(r"//.*", "", (SOURCES / "expert_layout.cuh").read_text(encoding="utf-8"))
+    source = re.sub(r"//.*", "", (SOURCES / "expert" / "layout.cuh").read_text(encoding="utf-8"))
     fields = source.split("struct Params {")[1].split("};")[0]
     assert tuple(re.findall(r"\*\s*(\w+)", fields)) == PARAM_FIELDS
 

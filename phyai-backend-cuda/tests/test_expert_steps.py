@@ -9,8 +9,8 @@ from phyai.facts import Facts
 from phyai.op import ArgSpec
 from phyai.ops.expert_steps import OP
 from phyai.synthesize import synthesize
-from phyai_backend_cuda import expert_steps
-from phyai_backend_cuda.expert_weights import gate_up_order, qkv_order
+from phyai_backend_cuda.expert import steps
+from phyai_backend_cuda.expert.weights import gate_up_order, qkv_order
 from phyai_backend_reference.reference.expert_steps import prepare as prepare_reference
 
 SHORT = next(spec for spec in OP.arg_specs if spec.name == "pi05.short")
@@ -91,18 +91,18 @@ def reference(call):
 
 
 def test_the_kernel_is_given_what_the_op_says(monkeypatch):
-    monkeypatch.setattr(expert_steps, "Expert", Emulated)
+    monkeypatch.setattr(steps, "Expert", Emulated)
     call = synthesize(OP, SPEC, seed=3)
-    got = expert_steps.prepare(facts(call), call.weights, {}, None).run(*call.inputs.values())
+    got = steps.prepare(facts(call), call.weights, {}, None).run(*call.inputs.values())
     want = reference(call)
     noise = call.inputs["x"]
     assert torch.linalg.norm(got - want) < 1e-4 * torch.linalg.norm(want - noise)
 
 
 def test_other_lengths_and_an_output_of_the_caller(monkeypatch):
-    monkeypatch.setattr(expert_steps, "Expert", Emulated)
+    monkeypatch.setattr(steps, "Expert", Emulated)
     call = synthesize(OP, SPEC, seed=4)
-    prepared = expert_steps.prepare(facts(call), call.weights, {}, None)
+    prepared = steps.prepare(facts(call), call.weights, {}, None)
     prepared.run(*call.inputs.values())
     for length in (1, 17, 38):
         call.inputs["lengths"].fill_(length)
@@ -115,7 +115,7 @@ def test_other_lengths_and_an_output_of_the_caller(monkeypatch):
 @on_hopper
 def test_the_kernel_itself_eager_captured_and_with_new_weights():
     call = synthesize(OP, SPEC, seed=5, device="cuda")
-    prepared = expert_steps.prepare(facts(call), call.weights, {}, None)
+    prepared = steps.prepare(facts(call), call.weights, {}, None)
 
     def check(got):
         want, noise = reference(call), call.inputs["x"]

@@ -9,21 +9,19 @@ from phyai.kernel import Kernel
 from phyai.plugins import hookimpl
 from phyai.quant.formats import QuantFormat
 
-from phyai_backend_cuda import hopper_rows
-from phyai_backend_cuda.quantized.records import KERNELS as QUANTIZED
-from phyai_backend_cuda.rows import KERNELS
+from phyai_backend_cuda.records import FORMATS, KERNELS
 
 PLUGIN_API = 1
 
 
 @hookimpl
 def phyai_kernels() -> Iterable[Kernel]:
-    return (*KERNELS, *hopper_rows.KERNELS, *QUANTIZED)
+    return KERNELS
 
 
 @hookimpl
 def phyai_quant_formats() -> Iterable[QuantFormat]:
-    return hopper_rows.FORMATS
+    return FORMATS
 
 
 @hookimpl

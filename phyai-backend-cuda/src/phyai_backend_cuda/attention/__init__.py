@@ -1,0 +1,1 @@
+"""Attention with few queries and many keys: ``csrc/attention.cu``."""

@@ -1,0 +1,64 @@
+// What the expert's kernel reads and writes: sizes, parameters, and where an element lies.
+#pragma once
+#include "hopper.cuh"
+
+#ifndef MQ
+#define MQ 50  // rows: queries of the action chunk
+#endif
+#ifndef SLOTS
+#define SLOTS 8  // of the ring of weights; shared memory that it does not take is left to L1, which loads go through
+#endif
+#ifndef AHEAD
+#define AHEAD 6  // chunks of activations that a warpgroup asks for before it multiplies with the first
+#endif
+#ifndef TRACE
+#define TRACE 0  // record the clock at every mark of the first TRACE marks of each block
+#endif
+
+constexpr int D = 1024, H = 8, HD = 256, I = 4096, AD = 32;
+constexpr int G = 128, RANKS = 8, SPLITS = 16;
+constexpr int OCTETS = (H + 2) * HD / 8;     // 320 octets of rows of Wqkv
+constexpr int TILE = 8192;                   // bytes of 64 rows × 64 columns: of a weight, a cache, an activation
+constexpr int ITEM = 2 * TILE;               // bytes of a slot of the ring
+constexpr int SCRATCH = 16384;               // bytes in which the two warpgroups exchange, twice
+constexpr int ROWS = 56;                     // stored rows of partial results
+constexpr int MAXIMA = H * SPLITS * ROWS * 8, FRESH = 2 * ROWS * HD * 2;  // bytes of a copy of these areas
+constexpr float SQUARES = 1048576.0f;        // sums of squares are added up in integers of this many to one
+
+struct Params {
+    // weights, packed
+    const char *wqkv, *wo, *wgu, *wd;
+    const float *in_w, *in_b;      // [D, AD], [D]
+    const bf16 *out_w;             // [AD, D]
+    // tables per step (and layer)
+    const float *scale1, *gate1, *scale2, *gate2;  // [S, L, D]; scales as 1 + scale
+    const float *shift_qkv, *shift_gu;             // [S, L, N] = shift · W, in packed order
+    const float *scale_f, *shift_out;              // [S, D], [S, AD] (shift·W + bias)
+    const float *dt;                               // [S]
+    const float *cos_sin;                          // [P, HD]
+    const int *lengths;                            // prefix keys, position of the first query
+    float *actions;                                // [MQ, AD], updated in place
+    const char *kbuf, *vbuf;                       // [L, tiles, 4, TILE]
+    // exchanged between blocks (see expert/exchange.cuh); words in two copies, the first dimension
+    char *xs1, *xs2;                               // [2, 16, TILE] fragments
+    char *qbuf, *obuf;                             // [2, 32, TILE] fragments
+    char *act;                                     // [2, 64, TILE] fragments
+    char *fresh;                                   // [2, k and v, ROWS, HD] bf16
+    char *ml;                                      // [2, H, SPLITS, ROWS] maximum and sum
+    // words with a tag
+    char *opart;                                   // [H, 16 readers, SPLITS, ROWS, 16] bf16
+    char *part;                                    // [C and E, G, RANKS, ROWS, 8] bf16
+    u64 *ssq;                                      // [4, ROWS, 16]: the first of each 128 bytes
+    u32 *done;                                     // rows of actions that are done
+    long long *trace;
+    int layers, steps, kv_tiles;
+    float eps;
+};
+
+// An activation lies in chunks of 64 columns, as the fragments that wgmma takes from registers: 16 bytes per k-step of
+// 16 columns, row tile of 16 rows and lane. Byte of four columns, 4·quad .. + 3, of a row; the weights' columns are
+// packed so that these four are a thread's.
+__device__ __forceinline__ int fragment(int row, int quad) {
+    return (quad >> 2) * 2048 + (row >> 4) * 512 + (row & 7) * 64 + (quad & 3) * 16 + (row >> 3 & 1) * 8;
+}
+__device__ __forceinline__ int first_octet(int block) { return block < 64 ? 3 * block : 192 + 2 * (block - 64); }

@@ -1,0 +1,69 @@
+"""``cuda.expert_steps.persistent``: :mod:`.launch` at a call site of ``expert_steps``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from phyai.facts import Facts
+from phyai.kernel import Prepared, Resources
+
+from phyai_backend_cuda.expert.launch import Expert
+from phyai_backend_cuda.expert.weights import LayerWeights, modulation_tables, pack_layer
+
+
+def layers_of(weights: Mapping[str, Any]) -> list[LayerWeights]:
+    """The weights of each layer."""
+    return [
+        LayerWeights(weights["qkv"][i], weights["o"][i], weights["gate_up"][i], weights["down"][i])
+        for i in range(len(weights["qkv"]))
+    ]
+
+
+def tables_of(weights: Mapping[str, Any], layers: list[LayerWeights]) -> dict[str, torch.Tensor]:
+    """The kernel's tables of all steps, from ``modulation [steps, 2 * layers + 1, 3 * width]``."""
+    modulation = weights["modulation"]
+    return modulation_tables(
+        layers, modulation[:, 0:-1:2], modulation[:, 1:-1:2], modulation[:, -1], weights["out_weight"],
+        weights["out_bias"],
+    )  # fmt: skip
+
+
+def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    layers, steps = layers_of(weights), int(facts["shape.steps"])
+    expert = Expert(
+        layers, tables_of(weights, layers), in_weight=weights["in_weight"], in_bias=weights["in_bias"],
+        out_weight=weights["out_weight"], dt=torch.full((steps,), -1.0 / steps, device=weights["in_weight"].device),
+        cos_sin=weights["cos_sin"], queries=int(facts["shape.M"]), capacity=int(facts["shape.page_size"]),
+        eps=float(facts.get("attrs.eps", 1e-6)),
+    )  # fmt: skip
+    bound: tuple[int, int] | None = None
+
+    def run(
+        x: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: torch.Tensor,
+        out: torch.Tensor | None = None, state: object = None,
+    ) -> torch.Tensor:  # fmt: skip
+        nonlocal bound
+        if bound != (k_cache.data_ptr(), v_cache.data_ptr()):  # the engine's cache stays where it is
+            expert.bind_cache(*([layer[0].flatten(1) for layer in cache] for cache in (k_cache, v_cache)))
+            bound = (k_cache.data_ptr(), v_cache.data_ptr())
+        expert.tensors["lengths"].copy_(lengths.expand(2))  # the prefix's keys, and the position after them
+        expert.tensors["actions"].copy_(x.view(expert.tensors["actions"].shape))
+        expert.load_prefix()
+        y = expert.run().view(x.shape)
+        return y.clone() if out is None else out.copy_(y)
+
+    def refresh(new: Mapping[str, Any]) -> None:
+        renewed = layers_of(new)
+        for i, layer in enumerate(renewed):
+            for name, packed in zip(("wqkv", "wo", "wgu", "wd"), pack_layer(layer), strict=True):
+                expert.tensors[name][i].copy_(packed)
+        values = {
+            **tables_of(new, renewed), "in_w": new["in_weight"], "in_b": new["in_bias"], "out_w": new["out_weight"],
+            "cos_sin": new["cos_sin"],
+        }  # fmt: skip
+        for name, value in values.items():
+            expert.tensors[name].copy_(value)
+
+    return Prepared(run, refresh=refresh)

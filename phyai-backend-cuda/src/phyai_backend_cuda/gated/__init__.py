@@ -1,0 +1,1 @@
+"""A gated feed-forward block's first product and its activation, as one launch: ``csrc/gated.cu``."""

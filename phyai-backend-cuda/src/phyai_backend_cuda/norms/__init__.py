@@ -1,0 +1,1 @@
+"""Norms between two products of few rows: ``csrc/norm.cu``."""

@@ -1,0 +1,40 @@
+"""The records of attention with few queries and many keys: the keys are split over a cluster of blocks.
+
+Launched so that they may begin before the kernel in front has ended, as :mod:`.skinny`'s are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phyai.kernel import Band, Capture, Kernel, Numerics, Param
+from phyai.predicates import match
+
+from phyai_backend_cuda.records.conditions import HOPPER, same_dtype
+
+_ATTENTION = {
+    **HOPPER, "shape.T": "<=512", "shape.head_dim": [64, 128, 192, 256], "shape.group": "<=64",
+    "shape.kv_heads": "<=65535",
+    "all_of": [
+        {"any_of": [{"attrs.window": None}, {"attrs.window": ">=1"}]},
+        {"any_of": [{"attrs.soft_cap": None}, {"attrs.soft_cap": ">0"}]},
+        same_dtype(("q", "k_cache", "v_cache", "o")),
+    ],
+}  # fmt: skip
+
+
+def _attention(suffix: str, doc: str, *, invariant: bool, params: Sequence[Param] = ()) -> Kernel:
+    return Kernel(
+        id=f"cuda.attention_paged.split{suffix}", op="attention_paged", when=match(_ATTENTION),
+        prepare=f"phyai_backend_cuda.attention.split:prepare{suffix}", capture=Capture.AFTER_WARMUP,
+        numerics=Numerics(reproducible=True, batch_invariant=invariant), band=Band.GENERAL, rank=-int(invariant),
+        params=tuple(params), doc=doc,
+    )  # fmt: skip
+
+
+KERNELS: tuple[Kernel, ...] = (
+    _attention("", "keys split over a cluster of blocks, as many as find processors of their own", invariant=False,
+               params=(Param("splits", "blocks to a cluster; follows from the calls when absent", (1, 2, 4, 8)),
+                       Param("stages", "tiles of keys in flight", (1, 2)))),
+    _attention("_batch_invariant", "keys split over eight blocks, however many rows", invariant=True),
+)  # fmt: skip

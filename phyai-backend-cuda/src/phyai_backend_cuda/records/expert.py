@@ -1,0 +1,32 @@
+"""The record of π0.5's expert: all of its steps and layers in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from phyai.kernel import Band, Capture, Kernel, Numerics
+from phyai.predicates import match
+
+#: What ``csrc/expert/expert.cu`` was written for: π0.5's expert, one request, on Hopper.
+_EXPERT: Mapping[str, Any] = {
+    "device.type": "cuda", "device.vendor": "nvidia", "device.arch": "sm90", "device.sm_count": ">=128",
+    "lib.cupy": ">=13", "attrs.activation": "gelu_tanh", "attrs.heads": 8, "shape.kv_heads": 1, "shape.head_dim": 256,
+    "shape.D": 1024, "shape.I": 4096, "shape.A": 32, "shape.B": 1, "shape.M": "1..56",
+    **dict.fromkeys(("dtype.x", "dtype.y", "dtype.cos_sin", "dtype.out_bias"), "fp32"),
+    **dict.fromkeys((f"dtype.{n}" for n in ("k_cache", "v_cache", "qkv", "o", "gate_up", "down")), "bf16"),
+}  # fmt: skip
+
+KERNELS: tuple[Kernel, ...] = (
+    Kernel(
+        id="cuda.expert_steps.persistent",
+        op="expert_steps",
+        when=match(_EXPERT),
+        prepare="phyai_backend_cuda.expert.steps:prepare",
+        capture=Capture.AFTER_WARMUP,
+        numerics=Numerics(reproducible=True),
+        band=Band.SPECIALIZED,
+        specializes_on=("shape.M",),
+        doc="all steps and layers in one launch; keeps packed weights of its own",
+    ),
+)

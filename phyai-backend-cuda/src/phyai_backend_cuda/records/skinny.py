@@ -1,0 +1,118 @@
+"""The records of products of few rows with large weights, and the layout of quantized ones.
+
+They are launched so that they may begin before the kernel in front has ended, whichever that is: before
+``griddepcontrol.wait`` they touch nothing but weights, for which ``prepare`` and ``refresh`` wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from phyai.kernel import Band, Capture, Kernel, Numerics, Param
+from phyai.predicates import match
+from phyai.quant.formats import QuantFormat
+
+from phyai_backend_cuda.records.conditions import ACTIVATIONS, HOPPER, same_dtype
+
+LAYOUT = "skinny"
+
+
+def _cuts(dim: str, unit: int = 64) -> dict[str, Any]:
+    """Inputs that fall into 1, 2, 4 or 8 equal parts of whole ``unit``s and of at most 1024."""
+    return {"any_of": [{f"shape.{dim}": f"%{unit * splits},<={1024 * splits}"} for splits in (1, 2, 4, 8)]}
+
+
+def _fp8(q: str) -> dict[str, Any]:
+    """An e4m3 weight with a scale for the tensor or for each row."""
+    return {
+        f"{q}.weight": "fp8_e4m3", f"{q}.granularity": ["channel", "tensor"],
+        f"{q}.scale_dtype": ["fp32", "bf16", "fp16"],
+    }  # fmt: skip
+
+
+def _int4(q: str, dim: str) -> dict[str, Any]:
+    """A 4-bit weight with scales of the inputs' type for groups, or any scale for each row."""
+    rows = {f"{q}.granularity": ["channel", "tensor"], f"{q}.scale_dtype": ["fp32", "bf16", "fp16"]}
+    symmetric, by_groups = {f"{q}.weight": "int4", f"{q}.zero_point": None}, {f"{q}.granularity": "group"}
+    centred = {f"{q}.weight": ["int4", "uint4"], f"{q}.zero_point": "int"}
+    sizes = [
+        {f"{q}.group_size": [32, 64], **_cuts(dim)},
+        {f"{q}.group_size": 128, **_cuts(dim, 128)},
+    ]  # fmt: skip
+    groups = [
+        {**zero, **by_groups, "dtype.x": dtype, f"{q}.scale_dtype": dtype, "all_of": [size]}
+        for zero in (symmetric, centred) for dtype in ("bf16", "fp16") for size in sizes
+    ]  # fmt: skip
+    return {"any_of": [{**symmetric, **rows, "all_of": [_cuts(dim)]}, *groups]}
+
+
+def _weight_only(q: str) -> dict[str, Any]:
+    return {
+        f"{q}.scheme": "*", f"{q}.activation": None, f"{q}.fields.output": None,
+        **{f"{q}.{name}": [None, False] for name in ("second_scale", "g_idx", "pre_scale")},
+    }  # fmt: skip
+
+
+_PLAIN = {"quant.scheme": None}
+_GEMM = {"shape.M": "<=64", "shape.N": "%8"}
+_MLP = {
+    "shape.M": "<=64", "shape.I": "%64", "shape.N": "%8", "attrs.activation": ACTIVATIONS,
+}  # fmt: skip
+_CUT = (
+    Param("splits", "blocks that share K: 1, 2, 4 or 8; follows from N and K when absent"),
+    Param("warpgroups", "64 outputs each to a block: 1 or 2"),
+    Param("ahead", "chunks of 64 of K in flight, 3 or more"),
+)
+
+
+def _gemm(variant: str, when: Mapping[str, Any], doc: str, layouts: Sequence[str] = (LAYOUT,), *,
+          band: Band = Band.GENERAL) -> Kernel:  # fmt: skip
+    return Kernel(
+        id=f"cuda.gemm.skinny_{variant}", op="gemm", when=match({**HOPPER, **_GEMM, **when}),
+        prepare="phyai_backend_cuda.skinny.gemm:prepare", capture=Capture.AFTER_WARMUP,
+        numerics=Numerics(reproducible=True, batch_invariant=True), band=band, rank=-1, layouts=tuple(layouts),
+        params=_CUT, doc=f"M <= 64: {doc}; K split over a cluster",
+    )  # fmt: skip
+
+
+def _part(part: str) -> dict[str, Any]:
+    return {**_weight_only(f"parts.{part}.quant"), f"parts.{part}.quant.layout": LAYOUT}
+
+
+def _mlp(variant: str, when: Mapping[str, Any], doc: str, layouts: Sequence[str] = ("plain", LAYOUT)) -> Kernel:
+    return Kernel(
+        id=f"cuda.gated_mlp.skinny_{variant}", op="gated_mlp", when=match({**HOPPER, **_MLP, **when}),
+        prepare="phyai_backend_cuda.skinny.mlp:prepare", capture=Capture.AFTER_WARMUP,
+        numerics=Numerics(reproducible=True, batch_invariant=True), band=Band.GENERAL, layouts=tuple(layouts),
+        doc=f"M <= 64: {doc}; two launches that overlap, the activation in the first",
+    )  # fmt: skip
+
+
+FORMATS: tuple[QuantFormat, ...] = (
+    QuantFormat(
+        name="cuda.skinny", layout=LAYOUT, pack="phyai_backend_cuda.skinny.layout:pack",
+        unpack="phyai_backend_cuda.skinny.layout:unpack",
+        when=match({"quant.weight": ["fp8_e4m3", "int4", "uint4"], "shape.K": "%64"}),
+        doc="codes in the order in which a thread of csrc/skinny.cu multiplies them",
+    ),
+)  # fmt: skip
+
+KERNELS: tuple[Kernel, ...] = (
+    _gemm("16bit", {**_PLAIN, "all_of": [same_dtype(("x", "weight", "y"), ("bias",)), _cuts("K")]}, "16-bit weight",
+          ("plain",), band=Band.REFERENCE),  # faster than cuBLAS alone for K = 2048: for policies and tuning to choose
+    _gemm("fp8", {**_weight_only("quant"), **_fp8("quant"),
+                  "all_of": [same_dtype(("x", "y"), ("bias",)), _cuts("K")]}, "e4m3 weight"),
+    _gemm("int4", {**_weight_only("quant"), "all_of": [same_dtype(("x", "y"), ("bias",)), _int4("quant", "K")]},
+          "4-bit weight"),
+    _mlp("16bit", {"parts.gate_up.quant.scheme": None, "parts.down.quant.scheme": None,
+                   "all_of": [same_dtype(("x", "gate_up", "down", "y")), _cuts("K"), _cuts("I")]},
+         "16-bit weights", ("plain",)),
+    _mlp("fp8", {**_part("gate_up"), **_part("down"),
+                 **_fp8("parts.gate_up.quant"), **_fp8("parts.down.quant"),
+                 "all_of": [same_dtype(("x", "y")), _cuts("K"), _cuts("I")]}, "e4m3 weights"),
+    _mlp("int4", {**_part("gate_up"), **_part("down"),
+                  "all_of": [same_dtype(("x", "y")), _int4("parts.gate_up.quant", "K"),
+                             _int4("parts.down.quant", "I")]},
+         "4-bit weights"),
+)  # fmt: skip

@@ -1,0 +1,121 @@
+"""``cuda.gemm.skinny_*``: ``csrc/skinny.cu`` at a call site of ``gemm``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+from phyai.errors import CallError
+from phyai.facts import Facts, whole
+from phyai.kernel import Prepared, Resources
+from phyai.quant.weight import QuantizedWeight
+
+from phyai_backend_cuda.skinny.launch import GATED, MAX_ROWS, PLAIN, Shape, launch, shape_for
+
+CUT = ("splits", "warpgroups", "ahead")
+
+
+class Product:
+    """One weight with its cut: launches for at most 64 rows of ``dtype``."""
+
+    def __init__(
+        self, weight: Any, bias: torch.Tensor | None, facts: Facts, params: Mapping[str, Any], epilogue: int = PLAIN
+    ) -> None:
+        self.dtype = torch.float16 if facts["dtype.x"] == "fp16" else torch.bfloat16
+        self.shape = cut_of(weight, facts, params, epilogue)
+        self.outputs = self.shape.n // 2 if epilogue == GATED else self.shape.n
+        self.operands = self._operands(weight)
+        self.bias = None if bias is None else _aligned(bias)
+
+    def _operands(self, weight: Any) -> dict[str, torch.Tensor]:
+        if isinstance(weight, QuantizedWeight):
+            from phyai_backend_cuda.skinny.layout import operands
+
+            return operands(weight, self.dtype)
+        return {"w": _aligned(weight)}
+
+    def load(self, rows: tuple[int, int] | None) -> None:
+        """Compile for the least and the greatest number of rows of the site's calls; for few where nothing is said."""
+        for count in {min(max(1, bound), MAX_ROWS) for bound in rows or (1,)}:
+            self.shape.kernel(count)
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None, activation: str = "silu") -> torch.Tensor:
+        """``[..., outputs]`` of ``x [..., K]``."""
+        shape = (*x.shape[:-1], self.outputs)
+        y = torch.empty(shape, dtype=self.dtype, device=x.device) if out is None else out
+        if y.numel():
+            rows = readable(x.reshape(-1, self.shape.k))
+            given = y.reshape(-1, self.outputs)
+            direct = given.data_ptr() == y.data_ptr() and writable(given)
+            place = given if direct else torch.empty(given.shape, dtype=self.dtype, device=x.device)
+            launch(self.shape, rows, place, operands=self.operands, bias=self.bias, activation=activation)
+            if not direct:
+                y.copy_(place.view(shape))
+        return y
+
+    def refresh(self, weight: Any, bias: torch.Tensor | None) -> None:
+        """Take new values in place."""
+        for name, new in self._operands(weight).items():
+            self.operands[name].copy_(new)
+        if self.bias is not None and bias is not None:
+            self.bias.copy_(bias)
+
+
+def cut_of(weight: Any, facts: Facts, params: Mapping[str, Any], epilogue: int) -> Shape:
+    """The cut for a weight ``[N, K]``, with what ``params`` say of it.
+
+    Raises:
+        CallError: this cut cannot be run.
+    """
+    n, k = weight.shape
+    quant = weight.scheme.weight if isinstance(weight, QuantizedWeight) else None
+    shape = shape_for(
+        n, k, bits=quant.bits if quant else 16, group=(quant.group_size or 0) if quant else 0,
+        centred=quant is not None and quant.zero_point is not None, half=facts["dtype.x"] == "fp16",
+        epilogue=epilogue, processors=whole(facts, "device.sm_count", 132),
+    )  # fmt: skip
+    if shape is None:
+        raise CallError(f"no cut of a weight [{n}, {k}] can be run")
+    given: dict[str, Any] = {name: int(params[name]) for name in CUT if params.get(name) is not None}
+    shape = attrs.evolve(shape, **given)
+    if (why := shape.objection()) is not None:
+        raise CallError(f"{given}: {why}")
+    return shape
+
+
+def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    product = Product(weights["weight"], weights.get("bias"), facts, params)
+    product.load(resources.rows)
+    settled()
+
+    def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
+        return product(x, out)
+
+    def refresh(new: Mapping[str, Any]) -> None:
+        product.refresh(new["weight"], new.get("bias"))
+        settled()
+
+    return Prepared(run, refresh=refresh)
+
+
+def settled() -> None:
+    """Wait until weights are written: a launch that overlaps reads them before the kernel in front has ended."""
+    torch.cuda.current_stream().synchronize()
+
+
+def readable(rows: torch.Tensor) -> torch.Tensor:
+    """``rows``, or a copy that 16-byte copies can read."""
+    fits = rows.stride(-1) == 1 and not rows.stride(0) % 8 and not rows.data_ptr() % 16
+    return rows if fits else rows.clone(memory_format=torch.contiguous_format)
+
+
+def writable(rows: torch.Tensor) -> bool:
+    """Whether four elements of a row can be stored at once."""
+    return rows.stride(-1) == 1 and not rows.stride(0) % 4 and not rows.data_ptr() % 8
+
+
+def _aligned(weight: torch.Tensor) -> torch.Tensor:
+    weight = weight.contiguous()
+    return weight.clone() if weight.data_ptr() % 16 else weight

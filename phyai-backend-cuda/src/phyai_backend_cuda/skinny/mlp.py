@@ -1,0 +1,35 @@
+"""``cuda.gated_mlp.skinny_*``: two launches of ``csrc/skinny.cu``, the activation in the first one's epilogue.
+
+The second overlaps the first: it asks for its weights while the first still computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from phyai.facts import Facts
+from phyai.kernel import Prepared, Resources
+
+from phyai_backend_cuda.skinny.gemm import Product, settled
+from phyai_backend_cuda.skinny.launch import GATED
+
+
+def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    gate_up = Product(weights["gate_up"], None, facts, {}, GATED)
+    down = Product(weights["down"], None, facts, {})
+    for product in (gate_up, down):
+        product.load(resources.rows)
+    settled()
+    activation = str(facts["attrs.activation"])
+
+    def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
+        return down(gate_up(x, activation=activation), out)
+
+    def refresh(new: Mapping[str, Any]) -> None:
+        gate_up.refresh(new["gate_up"], None)
+        down.refresh(new["down"], None)
+        settled()
+
+    return Prepared(run, refresh=refresh)
