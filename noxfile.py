@@ -105,6 +105,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy, strict on the core."""
-    install(session, *CPU, tools=("mypy", *TEST_TOOLS, *DEMO_TOOLS))
-    session.run("mypy", "--strict", "-p", "phyai")
-    session.run("mypy", "-p", "phyai_backend_reference", "-p", "phyai_models")
+    install(session, *CPU, *GPU_BACKENDS, tools=("mypy", *TEST_TOOLS, *DEMO_TOOLS))
+    session.run("mypy", "--strict", "--no-warn-unused-configs", "-p", "phyai")
+    packages = [name.replace("-", "_") for name in (REFERENCE, MODELS, *GPU_BACKENDS)]
+    session.run("mypy", *(argument for package in packages for argument in ("-p", package)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from phyai.facts import Facts
+from phyai.facts import Facts, number
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_flashinfer.memory import give, held, in_place, packed, readable, target
@@ -19,7 +19,7 @@ def prepare_rms_norm(
 
     call = gemma_rmsnorm if facts.get("attrs.offset", 0) else rmsnorm
     kept = held(weights)
-    weight, eps = kept["weight"], float(facts.get("attrs.eps", 1e-6))
+    weight, eps = kept["weight"], number(facts, "attrs.eps", 1e-6)
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         y = target(out, x)
@@ -37,7 +37,7 @@ def prepare_rms_norm_add(
 
     call = gemma_fused_add_rmsnorm if facts.get("attrs.offset", 0) else fused_add_rmsnorm
     kept = held(weights)
-    weight, eps = kept["weight"], float(facts.get("attrs.eps", 1e-6))
+    weight, eps = kept["weight"], number(facts, "attrs.eps", 1e-6)
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None

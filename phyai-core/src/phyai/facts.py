@@ -186,18 +186,18 @@ class Facts(Mapping[str, FactValue]):
 
 
 def number(facts: Mapping[str, FactValue], name: str, default: float | None = None) -> float:
-    """The number that the fact ``name`` has; ``default`` where it is absent.
+    """The number that the fact ``name`` has, as a float; ``default`` where it is absent.
 
     Raises:
         TypeError: it is no number, or absent without a default.
 
     >>> number({"attrs.eps": 1e-6}, "attrs.eps"), number({}, "attrs.offset", 0)
-    (1e-06, 0)
+    (1e-06, 0.0)
     """
     value = facts.get(name, default)
     if not isinstance(value, int | float):
         raise TypeError(f"the fact {name} is {'absent' if value is None else repr(value)}; a number is needed")
-    return value
+    return float(value)
 
 
 def whole(facts: Mapping[str, FactValue], name: str, default: int | None = None) -> int:

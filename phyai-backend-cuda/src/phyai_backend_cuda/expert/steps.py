@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from phyai.facts import Facts
+from phyai.facts import Facts, number, whole
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.expert.launch import Expert
@@ -31,12 +31,12 @@ def tables_of(weights: Mapping[str, Any], layers: list[LayerWeights]) -> dict[st
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    layers, steps = layers_of(weights), int(facts["shape.steps"])
+    layers, steps = layers_of(weights), whole(facts, "shape.steps")
     expert = Expert(
         layers, tables_of(weights, layers), in_weight=weights["in_weight"], in_bias=weights["in_bias"],
         out_weight=weights["out_weight"], dt=torch.full((steps,), -1.0 / steps, device=weights["in_weight"].device),
-        cos_sin=weights["cos_sin"], queries=int(facts["shape.M"]), capacity=int(facts["shape.page_size"]),
-        eps=float(facts.get("attrs.eps", 1e-6)),
+        cos_sin=weights["cos_sin"], queries=whole(facts, "shape.M"), capacity=whole(facts, "shape.page_size"),
+        eps=number(facts, "attrs.eps", 1e-6),
     )  # fmt: skip
     bound: tuple[int, int] | None = None
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from phyai.facts import Facts
+from phyai.facts import Facts, whole
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.gated.product import GatedProduct
@@ -23,7 +23,7 @@ def aligned(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _product(facts: Facts, weight: torch.Tensor, *scales: torch.Tensor | None) -> GatedProduct:
-    return GatedProduct(weight, str(facts["attrs.activation"]), int(facts.get("device.sm_count", 132)), *scales)
+    return GatedProduct(weight, str(facts["attrs.activation"]), whole(facts, "device.sm_count", 132), *scales)
 
 
 def prepare_bf16(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:

@@ -57,11 +57,11 @@ def _product(id: str, when: Mapping[str, Any], doc: str) -> list[Kernel]:
     ]  # fmt: skip
 
 
-_TOKEN = {"granularity": ["channel", "tensor"], "activation_granularity": "token"}
-_BY_ROWS = [_TOKEN, {"granularity": "channel", "activation_granularity": "tensor"}]
-_BY_TENSOR = {"granularity": "tensor", "activation_granularity": "tensor"}
+_TOKEN: Mapping[str, Any] = {"granularity": ["channel", "tensor"], "activation_granularity": "token"}
+_BY_ROWS: list[Mapping[str, Any]] = [_TOKEN, {"granularity": "channel", "activation_granularity": "tensor"}]
+_BY_TENSOR: Mapping[str, Any] = {"granularity": "tensor", "activation_granularity": "tensor"}
 #: What a row of the activation's result can be given while it is held.
-_KNOWN = [
+_KNOWN: list[Mapping[str, Any]] = [
     _TOKEN,
     {"granularity": ["channel", "tensor"], "activation_granularity": "tensor", "activation_dynamic": False},
 ]

@@ -94,9 +94,9 @@ class Kernel:
         return found.value
 
     def _config(
-        self, grid: Sequence[int], block: int, stream: int, given: list[tuple[int, tuple[int, ...]]]
+        self, grid: Sequence[int], block: int, stream: int, given: Sequence[tuple[int, tuple[int, ...]]]
     ) -> _Config:
-        given = given + [(CLUSTER, (self.cluster, 1, 1))] * (self.cluster > 1)
+        given = (*given, *[(CLUSTER, (self.cluster, 1, 1))] * (self.cluster > 1))
         attributes = (_Attribute * max(1, len(given)))(*(_Attribute(id, 0, value) for id, value in given))
         return _Config((*grid, 1, 1)[:3], (block, 1, 1), self.shared_bytes, stream, attributes, len(given))
 

@@ -70,7 +70,7 @@ def _toolkit_include() -> list[str]:
     roots += [Path(os.environ[named]) / "include" for named in ("CUDA_PATH", "CUDA_HOME") if named in os.environ]
     roots.append(Path("/usr/local/cuda/include"))
     try:
-        import nvidia  # type: ignore[import-not-found, unused-ignore]
+        import nvidia
 
         for base in nvidia.__path__:
             roots += sorted(Path(base).glob("*/include"))

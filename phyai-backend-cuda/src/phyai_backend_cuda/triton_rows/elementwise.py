@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from phyai.facts import Facts
+from phyai.facts import Facts, number, whole
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.triton_rows.common import contiguous, in_place, output, rows_of, settle, warps
@@ -103,9 +103,9 @@ def prepare_embedding(
     held = contiguous(weights)
     weight = held["weight"]
     width = weight.shape[1]
-    start = int(facts.get("attrs.start", 0))
-    end = int(facts.get("attrs.end", start + len(weight)))
-    scale = facts.get("attrs.scale")
+    start = whole(facts, "attrs.start", 0)
+    end = whole(facts, "attrs.end", start + len(weight))
+    scaled, scale = "attrs.scale" in facts, number(facts, "attrs.scale", 1)
     block = min(BLOCK, triton.next_power_of_2(width))
 
     def run(ids: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
@@ -113,8 +113,7 @@ def prepare_embedding(
         if y.numel():
             given = rows_of(y)
             _embedding[(len(given), triton.cdiv(width, block))](
-                ids.contiguous(), weight, given, given.stride(0), start, end, 1.0 if scale is None else float(scale),
-                width, scale is not None, block,
+                ids.contiguous(), weight, given, given.stride(0), start, end, scale, width, scaled, block,
             )  # fmt: skip
             settle(y, given)
         return y

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from phyai.facts import Facts
+from phyai.facts import Facts, whole
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.triton_rows.common import contiguous, in_place, output, rows_of, settle
@@ -65,9 +65,9 @@ def split_of(n: int, k: int, block_n: int, block_k: int, programs: int) -> int:
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     held = contiguous(weights)
     weight, bias = held["weight"], held.get("bias")
-    n, k = int(facts["shape.N"]), int(facts["shape.K"])
+    n, k = whole(facts, "shape.N"), whole(facts, "shape.K")
     block_n, block_k = int(params.get("block_n", 32)), int(params.get("block_k", 128))
-    programs = 2 * int(facts.get("device.sm_count", 132))
+    programs = 2 * whole(facts, "device.sm_count", 132)
     split = int(params.get("split") or split_of(n, k, block_n, block_k, programs))
     tiles = -(-n // block_n)
     parts = resources.workspace("cuda.gemm.skinny.parts", 64 * n * split * 4).view(torch.float32)

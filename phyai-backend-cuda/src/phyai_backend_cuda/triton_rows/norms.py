@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from phyai.facts import Facts
+from phyai.facts import Facts, number
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.triton_rows.common import (
@@ -122,7 +122,7 @@ def prepare_rms_norm(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
     held, options = contiguous(weights), overlapping(facts, params)
-    eps, offset = float(facts.get("attrs.eps", 1e-6)), float(facts.get("attrs.offset", 0))
+    eps, offset = number(facts, "attrs.eps", 1e-6), number(facts, "attrs.offset", 0)
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         y = output(x, out)
@@ -136,7 +136,7 @@ def prepare_rms_norm_add(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
     held, options = contiguous(weights), overlapping(facts, params)
-    eps, offset = float(facts.get("attrs.eps", 1e-6)), float(facts.get("attrs.offset", 0))
+    eps, offset = number(facts, "attrs.eps", 1e-6), number(facts, "attrs.offset", 0)
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None
@@ -151,7 +151,7 @@ def prepare_rms_norm_add(
 def prepare_ada_rms_norm(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    eps = float(facts.get("attrs.eps", 1e-6))
+    eps = number(facts, "attrs.eps", 1e-6)
 
     def run(
         x: torch.Tensor, modulation: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None = None,
@@ -180,7 +180,7 @@ def prepare_layer_norm(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
     held, options = contiguous(weights), overlapping(facts, params)
-    eps = float(facts.get("attrs.eps", 1e-5))
+    eps = number(facts, "attrs.eps", 1e-5)
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         y = output(x, out)
@@ -194,7 +194,7 @@ def prepare_layer_norm_add(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
     held, options = contiguous(weights), overlapping(facts, params)
-    eps = float(facts.get("attrs.eps", 1e-5))
+    eps = number(facts, "attrs.eps", 1e-5)
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None

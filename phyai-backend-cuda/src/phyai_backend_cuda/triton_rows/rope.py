@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from phyai.facts import Facts
+from phyai.facts import Facts, whole
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.triton_rows.common import (
@@ -127,7 +127,7 @@ def _paged(*caches: torch.Tensor) -> bool:
 
 def _style(facts: Facts) -> tuple[bool, int]:
     """Whether halves rotate, and the program's width."""
-    return facts.get("attrs.style", "neox") == "neox", triton.next_power_of_2(int(facts["shape.rotary_dim"]) // 2)
+    return facts.get("attrs.style", "neox") == "neox", triton.next_power_of_2(whole(facts, "shape.rotary_dim") // 2)
 
 
 def _tiles(heads: int, kv_heads: int, half: int) -> tuple[int, int, int]:
@@ -137,7 +137,7 @@ def _tiles(heads: int, kv_heads: int, half: int) -> tuple[int, int, int]:
 
 
 def prepare_rope(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    held, rotary = contiguous(weights), int(facts["shape.rotary_dim"])
+    held, rotary = contiguous(weights), whole(facts, "shape.rotary_dim")
     neox, half = _style(facts)
 
     def run(
@@ -182,7 +182,7 @@ def prepare_kv_write(
 def prepare_qkv_rope_kv_write(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    held, rotary = contiguous(weights), int(facts["shape.rotary_dim"])
+    held, rotary = contiguous(weights), whole(facts, "shape.rotary_dim")
     weight, bias, cos_sin = held["weight"], held.get("bias"), held["cos_sin"]
     neox, half = _style(facts)
     options = overlapping(facts, params)
