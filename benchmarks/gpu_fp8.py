@@ -367,11 +367,17 @@ def gated(table: Table) -> None:
 
 
 def fused_bf16(m: int, k: int, width: int) -> Made:
-    from phyai_backend_cuda.gated.mlp import prepare_bf16
+    from phyai_backend_cuda.gated.product import GatedProduct
 
     x, gate_up, down = given = tensors(m, k, width, True)
-    facts = Facts({"attrs.activation": "gelu_tanh", "device.sm_count": 132})
-    return bind(prepare_bf16(facts, {"gate_up": gate_up, "down": down}, {}, RESOURCES).run, x), given
+    product = GatedProduct(gate_up, "gelu_tanh", 132)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        h = torch.empty(m, width, dtype=BF16, device="cuda")
+        product(x, None, h)
+        return torch.mm(h, down.T)
+
+    return bind(run, x), given
 
 
 def one_launch(

@@ -17,6 +17,7 @@ from phyai.facts import Facts, number, whole
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load
+from phyai_backend_cuda.runtime.memory import readable
 
 WIDEST, FIXED_SPLITS = 16, 8  # a cluster of 16 blocks does not fit on every chip
 SPLITS = (8, 4, 2, 1)
@@ -92,12 +93,6 @@ def cut_for(clusters: int, processors: int, widest: int) -> tuple[int, int]:
 def on_device(t: torch.Tensor) -> bool:
     """Whether the kernel can read it where it is."""
     return t.is_cuda
-
-
-def readable(x: torch.Tensor) -> torch.Tensor:
-    """``x``, or a copy whose rows 16-byte copies can read."""
-    aligned = x.stride(-1) == 1 and not x.data_ptr() % 16 and all(stride % 8 == 0 for stride in x.stride()[:-1])
-    return x if aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 def params_of(

@@ -106,7 +106,8 @@ def pack_qkv(weight: torch.Tensor) -> torch.Tensor:
 
     tiles = pack_tiles(in_fragments(weight)[qkv_order(weight.device)], 8)  # [320, 16, 8, 64]
     block = torch.arange(BLOCKS) // 4
-    wide, narrow = tiles[:192].reshape(64, 3, 16, 512), tiles[192:].reshape(64, 2, 16, 512)
+    narrow_from = first_octet(64)
+    wide, narrow = tiles[:narrow_from].reshape(64, 3, 16, 512), tiles[narrow_from:].reshape(64, 2, 16, 512)
     parts = (rotate_chunks(t.transpose(1, 2), first) for t, first in ((wide, block[:64]), (narrow, block[64:])))
     return torch.cat([part.flatten() for part in parts])
 

@@ -14,8 +14,8 @@ import torch
 from phyai.facts import Facts, number, whole
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load
-from phyai_backend_cuda.skinny.gemm import readable, settled
+from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load, settled
+from phyai_backend_cuda.runtime.memory import aligned, output, placed, readable, rows_of, settle
 
 
 class Params(ctypes.Structure):
@@ -53,38 +53,20 @@ def launch(
     kernel.launch((len(x),), threads, (arguments,), current_stream(), overlap=overlap)
 
 
-def placed(y: torch.Tensor) -> torch.Tensor:
-    """``y`` as ``[M, D]`` where it can be written as it lies, else another tensor of that shape."""
-    rows = y.reshape(-1, y.shape[-1])
-    fits = rows.data_ptr() == y.data_ptr() and rows.stride(-1) == 1 and not rows.stride(0) % 8
-    return rows if fits and not rows.data_ptr() % 16 else torch.empty(rows.shape, dtype=y.dtype, device=y.device)
-
-
-def settle(y: torch.Tensor, rows: torch.Tensor) -> None:
-    """Bring what was written to ``rows`` to ``y``, where they are not the same."""
-    if rows.data_ptr() != y.data_ptr():
-        y.copy_(rows.view(y.shape))
-
-
-def rows_of(x: torch.Tensor) -> torch.Tensor:
-    return readable(x.reshape(-1, x.shape[-1]))
-
-
 def _prepare(facts: Facts, weights: Mapping[str, Any], *, add: bool) -> Prepared:
     kernel = kernel_of(facts, add=add)
     eps, offset = number(facts, "attrs.eps", 1e-6), number(facts, "attrs.offset", 0)
     weight = weights.get("weight")
     if weight is not None:
-        weight = weight.contiguous() if not weight.data_ptr() % 16 else weight.clone()
+        weight = aligned(weight)
     settled()
 
     def norm(x: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+        y = output(x, out)
         if y.numel():
-            place, added = placed(y), None
-            if residual is not None:
-                added = rows_of(residual)
-            launch(kernel, rows_of(x), place, eps=eps, offset=offset, weight=weight, residual=added)
+            place = placed(y, 8)
+            added = None if residual is None else readable(rows_of(residual))
+            launch(kernel, readable(rows_of(x)), place, eps=eps, offset=offset, weight=weight, residual=added)
             settle(y, place)
             if residual is not None and added is not None:
                 settle(residual, added)
@@ -128,12 +110,12 @@ def prepare_ada_rms_norm(
         state: object = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         dim = x.shape[-1]
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out[0]
-        shape = (*modulation.shape[:-1], dim)
-        gate = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out[1]
+        y = output(x, None if out is None else out[0])
+        gate = output(x, None if out is None else out[1], *modulation.shape[:-1], dim)
         if y.numel():
-            place, gates = placed(y), placed(gate)
-            launch(kernel, rows_of(x), place, eps=eps, modulation=rows_of(modulation), gate=gates)
+            place, gates = placed(y, 8), placed(gate, 8)
+            rows, conditions = readable(rows_of(x)), readable(rows_of(modulation))
+            launch(kernel, rows, place, eps=eps, modulation=conditions, gate=gates)
             settle(y, place)
             settle(gate, gates)
         else:  # conditions without rows have gates all the same

@@ -21,7 +21,8 @@ import triton
 import triton.language as tl
 from phyai.kernel import Resources
 
-from phyai_backend_cuda.triton_rows.common import rows_of, settle, wait_previous, warps
+from phyai_backend_cuda.runtime.memory import rows_of, settle
+from phyai_backend_cuda.triton_rows.common import wait_previous, warps
 
 #: The largest code of every format.
 TOP: Mapping[torch.dtype, float] = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}

@@ -10,12 +10,7 @@ from phyai.kernel import Resources
 from phyai.quant.weight import QuantizedWeight
 
 from phyai_backend_cuda.quantized.kernels import quantize
-
-
-def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` without gaps, beginning at a multiple of 16 bytes, as cuBLAS takes codes, scales, bias and results."""
-    tensor = tensor.contiguous()
-    return tensor.clone() if tensor.data_ptr() % 16 else tensor
+from phyai_backend_cuda.runtime.memory import aligned
 
 
 class Fp8Product:

@@ -105,7 +105,7 @@ KERNELS: tuple[Kernel, ...] = (
             **TRITON, **_GATED, "shape.K": f"%16,{ROW_LIMIT}", "shape.N": "%16",
             "all_of": [_fp8("gate_up", _BY_ROWS), _fp8("down", [*_BY_ROWS, _BY_TENSOR])],
         }),
-        prepare="phyai_backend_cuda.gated.mlp:prepare_fp8", capture=Capture.AFTER_WARMUP,
+        prepare="phyai_backend_cuda.gated.mlp:prepare", capture=Capture.AFTER_WARMUP,
         numerics=Numerics(reproducible=True, accumulation="fp22"), band=Band.OPTIMIZED, rank=-2,
         params=(OVERLAP,),
         doc="first product and activation in one launch, accumulated fast",

@@ -1,1 +1,1 @@
-"""What the CUDA C++ kernels need of the machine: NVRTC, launches through the driver, tensor maps."""
+"""What kernels share: tensors as they take them; for CUDA C++, NVRTC, launches through the driver, tensor maps."""

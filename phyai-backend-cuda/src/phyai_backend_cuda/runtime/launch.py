@@ -128,3 +128,10 @@ def current_stream() -> int:
     import torch
 
     return int(torch.cuda.current_stream().cuda_stream)
+
+
+def settled() -> None:
+    """Wait until weights are written: a launch that overlaps reads them before the kernel in front has ended."""
+    import torch
+
+    torch.cuda.current_stream().synchronize()

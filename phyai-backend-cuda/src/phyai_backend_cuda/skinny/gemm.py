@@ -12,6 +12,8 @@ from phyai.facts import Facts, whole
 from phyai.kernel import Prepared, Resources
 from phyai.quant.weight import QuantizedWeight
 
+from phyai_backend_cuda.runtime.launch import settled
+from phyai_backend_cuda.runtime.memory import aligned, output, placed, readable, settle
 from phyai_backend_cuda.skinny.launch import GATED, MAX_ROWS, PLAIN, Shape, launch, shape_for
 
 CUT = ("splits", "warpgroups", "ahead")
@@ -27,14 +29,14 @@ class Product:
         self.shape = cut_of(weight, facts, params, epilogue)
         self.outputs = self.shape.n // 2 if epilogue == GATED else self.shape.n
         self.operands = self._operands(weight)
-        self.bias = None if bias is None else _aligned(bias)
+        self.bias = None if bias is None else aligned(bias)
 
     def _operands(self, weight: Any) -> dict[str, torch.Tensor]:
         if isinstance(weight, QuantizedWeight):
             from phyai_backend_cuda.skinny.layout import operands
 
             return operands(weight, self.dtype)
-        return {"w": _aligned(weight)}
+        return {"w": aligned(weight)}
 
     def load(self, rows: tuple[int, int] | None) -> None:
         """Compile for the least and the greatest number of rows of the site's calls; for few where nothing is said."""
@@ -43,16 +45,11 @@ class Product:
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None, activation: str = "silu") -> torch.Tensor:
         """``[..., outputs]`` of ``x [..., K]``."""
-        shape = (*x.shape[:-1], self.outputs)
-        y = torch.empty(shape, dtype=self.dtype, device=x.device) if out is None else out
+        y = output(x, out, *x.shape[:-1], self.outputs)
         if y.numel():
-            rows = readable(x.reshape(-1, self.shape.k))
-            given = y.reshape(-1, self.outputs)
-            direct = given.data_ptr() == y.data_ptr() and writable(given)
-            place = given if direct else torch.empty(given.shape, dtype=self.dtype, device=x.device)
+            rows, place = readable(x.reshape(-1, self.shape.k)), placed(y, 4)
             launch(self.shape, rows, place, operands=self.operands, bias=self.bias, activation=activation)
-            if not direct:
-                y.copy_(place.view(shape))
+            settle(y, place)
         return y
 
     def refresh(self, weight: Any, bias: torch.Tensor | None) -> None:
@@ -98,24 +95,3 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         settled()
 
     return Prepared(run, refresh=refresh)
-
-
-def settled() -> None:
-    """Wait until weights are written: a launch that overlaps reads them before the kernel in front has ended."""
-    torch.cuda.current_stream().synchronize()
-
-
-def readable(rows: torch.Tensor) -> torch.Tensor:
-    """``rows``, or a copy that 16-byte copies can read."""
-    fits = rows.stride(-1) == 1 and not rows.stride(0) % 8 and not rows.data_ptr() % 16
-    return rows if fits else rows.clone(memory_format=torch.contiguous_format)
-
-
-def writable(rows: torch.Tensor) -> bool:
-    """Whether four elements of a row can be stored at once."""
-    return rows.stride(-1) == 1 and not rows.stride(0) % 4 and not rows.data_ptr() % 8
-
-
-def _aligned(weight: torch.Tensor) -> torch.Tensor:
-    weight = weight.contiguous()
-    return weight.clone() if weight.data_ptr() % 16 else weight

@@ -12,7 +12,8 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.skinny.gemm import Product, settled
+from phyai_backend_cuda.runtime.launch import settled
+from phyai_backend_cuda.skinny.gemm import Product
 from phyai_backend_cuda.skinny.launch import GATED
 
 

@@ -13,7 +13,8 @@ import triton.language as tl
 from phyai.facts import Facts, number, whole
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.triton_rows.common import contiguous, in_place, output, rows_of, settle, warps
+from phyai_backend_cuda.runtime.memory import contiguous, in_place, output, rows_of, settle
+from phyai_backend_cuda.triton_rows.common import warps
 
 BLOCK = 1024
 

@@ -13,16 +13,8 @@ import triton.language as tl
 from phyai.facts import Facts, number
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.triton_rows.common import (
-    contiguous,
-    in_place,
-    output,
-    overlapping,
-    rows_of,
-    settle,
-    wait_previous,
-    warps,
-)
+from phyai_backend_cuda.runtime.memory import contiguous, in_place, output, rows_of, settle
+from phyai_backend_cuda.triton_rows.common import overlapping, wait_previous, warps
 
 
 @triton.jit
