@@ -25,6 +25,7 @@ class Model:
     name: str
     doc: str
     command: str | None = None
+    roles: tuple[str, ...] = ()
 
 
 def kernel(id: str, when: dict | None = None, **more) -> Kernel:
@@ -362,6 +363,23 @@ def test_explain_refuses_what_it_cannot_read(phyai, argv, words):
     result = phyai("explain", "--op", "gemm", "--device", "cpu", *argv)
     assert result.status == Exit.REFUSED
     assert words in result.err
+
+
+def test_explain_notes_a_role_that_no_installed_model_has():
+    robot = Plugin(PluginStatus("robot"), models=(Model("arm", "an arm", roles=("expert", "vision")),))
+    backend = Plugin(PluginStatus("plain"), kernels=(kernel("plain.gemm"),))
+    argv = ("explain", "--op", "gemm", "--device", "cpu", "--json")
+    status, said = alone(*argv, "--role", "expret", plugins=(robot, backend))
+    assert status == Exit.OK
+    assert "no installed model has the role 'expret'; did you mean `expert`?" in said
+    assert "installed model" not in alone(*argv, "--role", "expert", plugins=(robot, backend))[1]
+    assert "installed model" not in alone(*argv, "--role", "expret", plugins=(backend,))[1]  # any role may be right
+
+
+def test_explain_answers_for_the_activation_that_pi05s_expert_has(phyai):
+    argv = ("explain", "--op", "expert_steps", "--role", "expert", "--device", "cpu", "--json")
+    facts = phyai(*argv).data["facts"]
+    assert facts["attrs.activation"] == "gelu_tanh"
 
 
 def test_explain_writes_a_page(phyai, tmp_path):

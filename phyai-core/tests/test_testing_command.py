@@ -182,13 +182,19 @@ def test_json_has_every_check_of_every_kernel(catalog):
         (("faulty", "--check", "vlaues"), "no check 'vlaues'"),
         (("faulty", "--call", "{}"), "--call takes one kernel"),
         (("faulty", "--kernel", "faulty.gemm", "--call", "{"), "--call takes JSON"),
-        (("faulty", "--kernel", "faulty.gemm", "--call", "{}"), "no call of gemm can be read"),
+        (("faulty", "--kernel", "faulty.gemm", "--call", "{}"), "from {}: it does not say dims and dtypes"),
     ],
 )
 def test_what_cannot_be_tested_is_refused_with_the_reason(catalog, argv, words):
     status, _, err = command("conformance", *argv, "--device", "cpu", catalog=catalog)
     assert status == (Exit.USAGE if "JSON" in words else Exit.REFUSED)
     assert words in err
+
+
+def test_only_a_device_of_this_machine_is_tested(catalog):
+    status, _, err = command("conformance", "faulty", "--device", "h200", catalog=catalog)
+    assert status == Exit.REFUSED
+    assert "device 'h200' is none of auto, cpu, cuda, cuda:<index>" in err
 
 
 def test_a_run_that_exercises_nothing_fails(catalog):

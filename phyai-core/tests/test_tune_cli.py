@@ -233,3 +233,25 @@ def test_only_a_picture_needs_matplotlib(phyai, tmp_path, monkeypatch):
     phyai("map", "--op", "activation", "--device", "cpu", "--html", str(tmp_path / "m.html"))
     said = phyai("map", "--op", "activation", "--device", "cpu", "--png", str(tmp_path / "m.png"), status=Exit.REFUSED)
     assert "pip install 'phyai-core[plots]'" in said
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [("no/policy.yaml", None, "there is no folder"), ("notes.md", "a: policy: not", "not valid YAML")],
+)
+def test_a_file_that_cannot_take_rules_is_refused_before_anything_is_measured(phyai, tmp_path, file, text, words):
+    if text is not None:
+        (tmp_path / file).write_text(text)
+    said = phyai("tune", "--op", "activation", "--device", "cpu", "--write", str(tmp_path / file), status=Exit.REFUSED)
+    assert words in said
+    assert not (tmp_path / "store").exists()  # nothing was measured
+
+
+def test_only_a_device_of_this_machine_is_measured(phyai):
+    said = phyai("tune", "--op", "activation", "--device", "h200", status=Exit.REFUSED)
+    assert "device 'h200' is none of auto, cpu, cuda, cuda:<index>" in said
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan"])
+def test_seconds_that_are_no_span_of_time_are_a_usage_error(phyai, seconds):
+    assert "--seconds" in phyai("tune", "--op", "activation", "--seconds", seconds, status=Exit.USAGE)

@@ -154,3 +154,16 @@ def test_totals_and_kinds():
     spans = [Span("nvjet_tst_128x64", 0, 10), Span("triton_rms_norm", 10, 2), Span("nvjet_tst_128x64", 12, 10)]
     assert totals(spans) == [("nvjet_tst_128x64", 2, 20), ("triton_rms_norm", 1, 2)]
     assert [kind_of(s.name) for s in spans[:2]] == ["product", "norm"]
+
+
+def test_a_timeline_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp_path, catalog):
+    status, _, err = run("pi05", "--checkpoint", "none", "--timeline", tmp_path / "no" / "t.png", catalog=catalog)
+    assert status == 1
+    assert "t.png cannot be written: there is no folder" in err
+
+
+def test_a_seed_that_torch_does_not_take_is_refused(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05", cameras=1)
+    status, _, err = run("pi05", "--checkpoint", directory, "--seed", 2**64, catalog=catalog)
+    assert status == 1
+    assert f"seed={2**64}; give a whole number" in err

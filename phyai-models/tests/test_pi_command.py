@@ -100,6 +100,13 @@ def test_ops_that_only_the_reference_has_are_told_in_one_line(photographs, capsy
     assert err.count("WARNING") == err.count("only reference kernels are left for") <= 1
 
 
+def test_a_seed_that_torch_does_not_take_is_refused(photographs, capsys):
+    words = ("run", "pi05", "--checkpoint", TINY, "--image", f"base={photographs[0]}", "--instruction", "wave")
+    status, _, err = phyai(capsys, *words, "--state", "0,0,0,0,0,0,0,1", "--seed", 2**64)
+    assert status == 1
+    assert f"seed={2**64}; give a whole number from -2**63 to 2**64-1" in err
+
+
 def test_json_holds_the_same_and_a_seed_repeats_it(photographs, capsys):
     answers = [json.loads(phyai(capsys, *observe(photographs, "--json"))[1]) for _ in range(2)]
     assert answers[0]["actions"] == answers[1]["actions"]

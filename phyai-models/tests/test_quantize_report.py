@@ -212,3 +212,15 @@ def test_what_cannot_be_written_is_said_before_the_original_is_run(
     assert main(["quantize", str(source), *map(str, given)]) == 1
     assert words in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.yaml", "source"]
+
+
+@pytest.mark.parametrize("given", [("--inputs", "x.safetensors"), ("--samples", "3")])
+def test_what_a_report_measures_with_goes_with_a_report(tmp_path, capsys, given):
+    assert main(["quantize", str(tmp_path), "--policy", "p.yaml", "--out", "o", *given]) == 2
+    assert "--inputs and --samples go with --report" in capsys.readouterr().err
+
+
+def test_where_a_mixed_policy_cannot_be_written_is_said_before_measuring(tmp_path, capsys):
+    given = ["sensitivity", str(tmp_path), "--policy", "p.yaml", "--out", str(tmp_path / "no" / "mixed.yaml")]
+    assert main(given) == 1
+    assert "mixed.yaml cannot be written: there is no folder" in capsys.readouterr().err

@@ -85,8 +85,18 @@ class Context:
         from phyai.environment import Environment
 
         if device in ("auto", "cpu") or device.partition(":")[0] == "cuda":
-            return Environment.detect(device, libraries=self.catalog.libraries)
+            return self.machine(device)
         return Environment.simulated(device, libraries=self.catalog.libraries)
+
+    def machine(self, device: str = "auto") -> Environment:
+        """The environment of ``device`` of this machine, where kernels are to run.
+
+        Raises:
+            DeviceError: no such device is here.
+        """
+        from phyai.environment import Environment
+
+        return Environment.detect(device, libraries=self.catalog.libraries)
 
     def policy(self, file: str | None = None, profile: str | None = None) -> Policy:
         """The policy in force: ``file``, else the one that ``PHYAI_KERNEL_CONFIG`` names, over the shipped default.

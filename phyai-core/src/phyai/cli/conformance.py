@@ -49,7 +49,7 @@ def main(args: argparse.Namespace, context: Context) -> int:
         if args.output is not None:
             _write(args.output, _json(report, args.strict))
 
-    environment = context.environment(args.device)
+    environment = context.machine(args.device)
     if args.call is not None:
         report = replay(
             args.backend, _parsed(args.call), context.catalog, environment, kernels=args.kernel, checks=args.check

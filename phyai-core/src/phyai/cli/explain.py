@@ -55,6 +55,7 @@ def main(args: argparse.Namespace, context: Context) -> int:
 
     op = context.catalog.op(args.op)
     given = _given(args, op, context.catalog.vocabulary_of(op.name))
+    _check_role(given.get("role"), context)
     environment = context.environment(args.device)
     policy = context.policy(args.policy, args.profile)
     if policy.profile == "autotune":
@@ -67,6 +68,14 @@ def main(args: argparse.Namespace, context: Context) -> int:
     else:
         context.show(render(decision))
     return Exit.OK if decision.kernel is not None else Exit.REFUSED
+
+
+def _check_role(role: str | None, context: Context) -> None:
+    """Note a role that no installed model has; where no model is installed, any role may be right."""
+    known = sorted({role for model in context.catalog.models for role in getattr(model, "roles", ())})
+    if role is not None and known and role not in known:
+        hint = did_you_mean(role, known) or f"there are {', '.join(known)}"
+        context.note(f"phyai: warning: no installed model has the role {role!r}; {hint}")
 
 
 def _tuned(policy: Policy, environment: Environment, context: Context) -> Policy:

@@ -62,6 +62,10 @@ def main(args: argparse.Namespace, context: Context) -> int:
         raise UsageError("give a MODEL with --checkpoint, or --op OP; or --show, --diff A B, --write FILE")
     if args.repeat < 1:
         raise UsageError(f"--repeat {args.repeat}: at least 1")
+    if not args.seconds >= 0:
+        raise UsageError(f"--seconds {args.seconds:g}: at least 0")
+    if args.write:
+        _check_written(args.write, context)
     store = _store(args, context)
     policy = context.policy(args.policy)
     outcomes: list[Outcome] = []
@@ -109,7 +113,7 @@ def _ops(args: argparse.Namespace, context: Context, policy: Policy, store: Stor
         raise UsageError("--checkpoint, --dtype and --html go with a MODEL")
     if find_spec("torch") is None:
         raise PhyAIError("measuring runs kernels, and torch is not installed: pip install 'torch>=2.9'")
-    environment = context.environment(args.device)
+    environment = context.machine(args.device)
     tasks = [task for op in args.op for task in op_tasks(op, context.catalog, capture=args.graph)]
     with Isolated(context.catalog, environment) as measurer, context.progress(f"tuning {turn}") as bar:
         return tune(
@@ -284,6 +288,16 @@ def _diff(args: argparse.Namespace, context: Context) -> int:
 def _difference_json(one: Difference) -> dict[str, Any]:
     before, after = one.fastest
     return {"key": one.key, "fastest": [before, after], "ratios": dict(one.ratios())}
+
+
+def _check_written(file: str, context: Context) -> None:
+    """Refuse before anything is measured what ``--write`` would refuse afterwards."""
+    from phyai.policy import Policy, load_policy
+
+    if Path(file).exists():
+        load_policy(file, catalog=context.catalog, base=Policy())
+    elif not Path(file).parent.is_dir():
+        raise PhyAIError(f"--write {file} cannot be written: there is no folder {Path(file).parent}")
 
 
 def _write(args: argparse.Namespace, context: Context, layer: TuningLayer, answer: dict[str, Any]) -> None:

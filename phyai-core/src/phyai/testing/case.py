@@ -125,6 +125,9 @@ class Case:
         if unknown:
             raise ValueError(f"unknown {', '.join(sorted(unknown))}")
         present = tuple(data.get("present", ()))
+        missing = [name for name in ("dims", "dtypes") if name not in data]
+        if missing:
+            raise ValueError(f"it does not say {' and '.join(missing)}")
         given = data["dtypes"]
         dtypes = {_first_float(op): given} if isinstance(given, str) else dict(given)
         scheme = data.get("scheme")

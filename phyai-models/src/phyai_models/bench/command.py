@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from phyai.cli.command import Context, Exit
+from phyai.errors import InputError, PhyAIError
 
 EXAMPLES = """
   phyai bench pi05 --random-weights --baseline torch
@@ -53,6 +55,8 @@ def main(args: argparse.Namespace, context: Context) -> int:
     from phyai_models.bench.measure import Options, measure
     from phyai_models.pi.hosted import RandomCheckpoint
 
+    if args.timeline is not None:
+        _check_timeline(args.timeline)
     options = Options(
         family=args.model,
         weights=RandomCheckpoint(seed=args.seed) if args.random_weights else args.checkpoint,
@@ -78,6 +82,14 @@ def main(args: argparse.Namespace, context: Context) -> int:
     else:
         _show(record, context)
     return Exit.OK
+
+
+def _check_timeline(path: Path) -> None:
+    """Refuse before anything is timed what could not be drawn afterwards."""
+    if find_spec("matplotlib") is None:
+        raise PhyAIError("a timeline needs matplotlib: pip install 'phyai-models[demo]'")
+    if not path.parent.is_dir():
+        raise InputError(f"--timeline {path} cannot be written: there is no folder {path.parent}")
 
 
 def _where(name: str, stage: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -23,7 +23,7 @@ from phyai_models.pi.config import PiConfig
 from phyai_models.pi.hosted import PiArgs, RandomCheckpoint, source_of
 from phyai_models.pi.inputs import Inputs
 from phyai_models.pi.program import Program
-from phyai_models.pi.requests import DeviceBatch
+from phyai_models.pi.requests import DeviceBatch, a_seed
 from phyai_models.pi.runner import Runner
 from phyai_models.runner import Recording, record
 
@@ -52,7 +52,7 @@ class Options:
     baselines: tuple[str, ...] = ()
     compile_seconds: float = 240.0
     timeline: Path | None = None
-    seed: int = 0
+    seed: int = attrs.field(default=0, validator=a_seed)
 
 
 def measure(options: Options, *, policy: Any = None, catalog: Any = None, say: Callable[[str], None]) -> dict[str, Any]:

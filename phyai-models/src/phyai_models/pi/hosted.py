@@ -17,7 +17,15 @@ from phyai_models.pi.inputs import Observation, from_lerobot
 from phyai_models.pi.loading import load_model, open_source
 from phyai_models.pi.model import Savings
 from phyai_models.pi.processor import Processor
-from phyai_models.pi.requests import ActionChunk, BatchResult, DeviceBatch, LerobotBatch, NewWeights, at_least_one_step
+from phyai_models.pi.requests import (
+    ActionChunk,
+    BatchResult,
+    DeviceBatch,
+    LerobotBatch,
+    NewWeights,
+    a_seed,
+    at_least_one_step,
+)
 from phyai_models.pi.runner import Runner, execution_on
 from phyai_models.weights import Checkpoint, RandomSource, WeightSource
 
@@ -33,7 +41,7 @@ class RandomCheckpoint:
     """
 
     config: PiConfig | None = None
-    seed: int = 0
+    seed: int = attrs.field(default=0, validator=a_seed)
 
 
 @attrs.frozen
@@ -49,7 +57,7 @@ class PiArgs:
 
     checkpoint_dir: str | Path | RandomCheckpoint
     num_steps: int | None = attrs.field(default=None, validator=at_least_one_step)
-    seed: int | None = None
+    seed: int | None = attrs.field(default=None, validator=a_seed)
     truncate_prompt: bool = False
     savings: Savings = attrs.field(factory=Savings)
     progress: Any = None

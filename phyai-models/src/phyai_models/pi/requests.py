@@ -18,6 +18,12 @@ def at_least_one_step(_: Any, attribute: Any, value: int | None) -> None:
         raise InputError(f"{attribute.name}={value!r}; give a whole number of at least 1")
 
 
+def a_seed(_: Any, attribute: Any, value: int | None) -> None:
+    """What torch's generators take."""
+    if value is not None and not -(2**63) <= value < 2**64:
+        raise InputError(f"{attribute.name}={value!r}; give a whole number from -2**63 to 2**64-1")
+
+
 @attrs.frozen
 class LerobotBatch:
     """A batch in lerobot's own names, as its preprocessor left it: images in [0, 1], normalized state, tokens and

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--inputs", metavar="FILE",
         help="observations to measure with (a batch in lerobot's names), or NAME.x for layers; default: made up",
     )  # fmt: skip
-    parser.add_argument("--samples", type=int, default=8, metavar="N", help="observations and noises (default: 8)")
+    parser.add_argument("--samples", type=int, metavar="N", help="observations and noises (default: 8)")
 
 
 def main(args: argparse.Namespace, context: Context) -> int:
@@ -43,6 +43,9 @@ def main(args: argparse.Namespace, context: Context) -> int:
 def _run(args: argparse.Namespace, context: Context) -> int:
     from phyai_models.quantized.writing import plan_writing, write_quantized
 
+    if not args.report and (args.inputs is not None or args.samples is not None):
+        raise UsageError("--inputs and --samples go with --report: they say what it measures with")
+    samples = 8 if args.samples is None else args.samples
     wrong = [name for name in args.report if name != "-" and Path(name).suffix not in (".json", ".html", ".png")]
     if wrong:
         raise UsageError(f"--report {wrong[0]}: the file's name must end in .json, .html or .png")
@@ -58,7 +61,7 @@ def _run(args: argparse.Namespace, context: Context) -> int:
         from phyai_models.quantized.report import Observer
 
         with context.progress("watching the original") as advance:
-            observer = Observer.of(args.checkpoint, policy, args.inputs, args.samples, context.catalog, advance)
+            observer = Observer.of(args.checkpoint, policy, args.inputs, samples, context.catalog, advance)
     with context.progress("quantizing") as advance:
         written = write_quantized(
             args.checkpoint, policy, args.out, catalog=context.catalog, progress=advance,

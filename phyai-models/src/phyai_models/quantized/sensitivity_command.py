@@ -50,6 +50,8 @@ def _run(args: argparse.Namespace, context: Context) -> int:
 
     if args.out and Path(args.out).exists():
         raise InputError(f"{args.out} exists and is not overwritten")
+    if args.out and not Path(args.out).parent.is_dir():
+        raise InputError(f"--out {args.out} cannot be written: there is no folder {Path(args.out).parent}")
     policies = {name: context.policy(name) for name in args.policy}
     how = {"inputs": args.inputs, "samples": args.samples}
     with context.progress("measuring") as advance:

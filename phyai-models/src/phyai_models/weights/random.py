@@ -31,7 +31,8 @@ class RandomSource(WeightSource):
 
     def take(self, name: str, out: torch.Tensor) -> None:
         """Write the values of ``name`` into ``out``. They are drawn in float32, so that dtypes agree up to rounding."""
-        generator = torch.Generator(out.device).manual_seed(self.seed * 1_000_003 + zlib.crc32(name.encode()))
+        seed = (self.seed * 1_000_003 + zlib.crc32(name.encode())) % 2**64  # what torch takes
+        generator = torch.Generator(out.device).manual_seed(seed)
         drawn = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32)
         out.copy_(drawn * _scale(name, tuple(out.shape)) + _offset(name))
         if self.progress is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from phyai.op import ArgSpec
 from phyai.ops.shapes import CHUNK, EXPERT, PREFIX_TOKENS, Tower
 
@@ -14,7 +12,7 @@ TINY = Tower("test", "test", width=12, mlp=8, heads=4, kv_heads=2, head_dim=6)
 
 def _spec(
     name: str, tower: Tower, layers: int, steps: int, m: int, b: int, page_size: int, *, narrow: str = "bf16",
-    wide: str = "fp32", **attributes: Any,
+    wide: str = "fp32", activation: str = "gelu_tanh",
 ) -> ArgSpec:  # fmt: skip
     dims = {
         "M": m, "B": b, "A": 32 if tower is EXPERT else 5, "layers": layers, "pages": b, "page_size": page_size,
@@ -22,7 +20,9 @@ def _spec(
         "O": tower.attention, "I": tower.mlp, "steps": steps, "norms": 2 * layers + 1, "max_position": page_size,
     }  # fmt: skip
     dtypes = {**dict.fromkeys(NARROW, narrow), **dict.fromkeys(WIDE, wide), "lengths": "int32"}
-    return ArgSpec(name, dims, dtypes, {"heads": tower.heads, **attributes}, (), {} if tower is TINY else tower.facts)
+    return ArgSpec(
+        name, dims, dtypes, {"heads": tower.heads, "activation": activation}, (), {} if tower is TINY else tower.facts
+    )
 
 
 ARG_SPECS = (
