@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from phyai.errors import CallError
-from phyai.facts import Facts
+from phyai.facts import Facts, number, whole
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_flashinfer.memory import give, packed, readable, target
@@ -50,12 +50,14 @@ def split_pages(metadata: Mapping[str, torch.Tensor], page_size: int) -> tuple[i
 
 def _scores(facts: Facts) -> dict[str, Any]:
     """The keyword arguments of both ``plan`` and ``single_prefill`` that describe the scores."""
-    window, soft_cap, scale = (facts.get(f"attrs.{name}") for name in ("window", "soft_cap", "scale"))
+    soft_cap, scale = (
+        number(facts, f"attrs.{name}") if f"attrs.{name}" in facts else None for name in ("soft_cap", "scale")
+    )
     return {
         "causal": bool(facts.get("attrs.causal", False)),
-        "window_left": -1 if window is None else int(window) - 1,  # ours counts the query's own key
-        "logits_soft_cap": None if soft_cap is None else float(soft_cap),
-        "sm_scale": None if scale is None else float(scale),
+        "window_left": whole(facts, "attrs.window", 0) - 1,  # ours counts the query's own key
+        "logits_soft_cap": soft_cap,
+        "sm_scale": scale,
     }
 
 
@@ -88,13 +90,12 @@ class _Paged:
     rows of no request are planned as one more request, without keys, and give the zeros that the op asks for."""
 
     def __init__(self, backend: str, facts: Facts, resources: Resources) -> None:
-        rows = facts.get("shape.T")
-        if rows is None:
+        if facts.get("shape.T") is None:
             raise CallError(f"flashinfer.attention_paged.{backend} plans for all rows of q: give plan T=…")
-        self.backend, self.resources, self.rows = backend, resources, int(rows)
-        self.pages, self.page_size = int(facts["shape.pages"]), int(facts["shape.page_size"])
+        self.backend, self.resources, self.rows = backend, resources, whole(facts, "shape.T")
+        self.pages, self.page_size = whole(facts, "shape.pages"), whole(facts, "shape.page_size")
         self.subpage = math.gcd(self.page_size, SUBPAGE)
-        self.heads = tuple(int(facts[f"shape.{name}"]) for name in ("heads", "kv_heads", "head_dim"))
+        self.heads = tuple(whole(facts, f"shape.{name}") for name in ("heads", "kv_heads", "head_dim"))
         self.captured = bool(facts.get("mode.capture", True))
         self.scores = _scores(facts)
         self.dtype = torch.bfloat16 if facts["dtype.q"] == "bf16" else torch.float16

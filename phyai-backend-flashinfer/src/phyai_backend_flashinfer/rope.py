@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from phyai.facts import Facts
+from phyai.facts import Facts, whole
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_flashinfer.memory import give, held, in_place, target
@@ -16,7 +16,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     from flashinfer import apply_rope_with_cos_sin_cache_inplace
 
     kept = held(weights)
-    cos_sin, head_dim = kept["cos_sin"], int(facts["shape.head_dim"])
+    cos_sin, head_dim = kept["cos_sin"], whole(facts, "shape.head_dim")
     neox = facts.get("attrs.style", "neox") == "neox"
 
     def run(
