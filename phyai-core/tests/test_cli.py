@@ -179,6 +179,13 @@ def test_with_json_a_refusal_is_json_too(phyai):
     assert "unknown op" in result.data["error"]["message"]
 
 
+def test_with_json_an_unknown_model_is_refused_in_json_wherever_the_option_stands(phyai):
+    for argv in (("run", "toi", "--json"), ("run", "--json", "toi")):
+        result = phyai(*argv)
+        assert result.status == Exit.REFUSED
+        assert "unknown model 'toi'" in json.dumps(result.data)
+
+
 def run_raising(monkeypatch, phyai, error: BaseException) -> Result:
     def raising(*_):
         raise error

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, context: Context) -> int:
     if args.model is None:
         return _list(context)
+    context.json = context.json or "--json" in args.arguments  # a refusal before they are parsed is JSON too
     model = context.catalog.model(args.model)
     if model.command is None:
         raise PhyAIError(f"the model {model.name} has no command of its own; use phyai.engine from Python")
