@@ -39,9 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--checkpoint", help="a checkpoint's directory (default: random weights)")
-    parser.add_argument(
-        "--policy", help="a policy file, for the untuned choices (default: the default order)"
-    )
+    parser.add_argument("--policy", help="a policy file, for the untuned choices (default: the default order)")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--steps", type=int, default=30, help="timed steps on either side")
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
