@@ -330,6 +330,20 @@ def test_explain_gives_the_reason_for_every_candidate(phyai, policy_file):
     assert "100" in verdicts["fast.gemm"]["reason"]
 
 
+def test_explain_names_rules_that_ask_which_model_calls_where_the_question_does_not_say(phyai, policy_file):
+    policy = policy_file("""
+schema: phyai.kernel/v1
+rules:
+  - {id: pi-products, match: {op: gemm, model.family: pi05}, prefer: plain.gemm}
+  - {id: other-op, match: {op: rope, model.family: pi05}, prefer: plain.rope}
+  - {id: other-role, match: {op: gemm, model.family: pi05, role: vision}, prefer: plain.gemm}
+""")
+    argv = ("explain", "--device", "cpu", "--op", "gemm", "--role", "expert", "--policy", policy)
+    said = phyai(*argv).err
+    assert "the rules pi-products ask for model.family, which the call does not say: -f model.family=" in said
+    assert "ask for" not in phyai(*argv, "-f", "model.family=pi05").err
+
+
 def test_explain_of_a_call_that_no_kernel_runs_is_status_1_with_the_diagnosis(phyai):
     result = phyai("explain", "--device", "cpu", "--op", "rope", "--json")
     assert result.status == Exit.REFUSED

@@ -15,9 +15,12 @@ from phyai.cli.command import Context, Exit
 from phyai.errors import CallError
 from phyai.facts import FactKind, FactSpec, Vocabulary, canonical_dtype
 from phyai.op import Op
+from phyai.policy import Layer
+from phyai.predicates import FALSE
 from phyai.spelling import did_you_mean
 
 if TYPE_CHECKING:
+    from phyai.decision import Decision
     from phyai.environment import Environment
     from phyai.policy import Policy
 
@@ -61,6 +64,7 @@ def main(args: argparse.Namespace, context: Context) -> int:
     if policy.profile == "autotune":
         policy = _tuned(policy, environment, context)
     decision = explain_call(op.name, given, context.catalog, policy, environment)
+    _note_rules_of_models(policy, decision, context)
     if args.html:
         Path(args.html).write_text(to_html(decision), encoding="utf-8")
     if context.json:
@@ -76,6 +80,32 @@ def _check_role(role: str | None, context: Context) -> None:
     if role is not None and known and role not in known:
         hint = did_you_mean(role, known) or f"there are {', '.join(known)}"
         context.note(f"phyai: warning: no installed model has the role {role!r}; {hint}")
+
+
+def _note_rules_of_models(policy: Policy, decision: Decision, context: Context) -> None:
+    """Note the user's rules that ask which model calls, where the question does not say that and they could match."""
+    name = "model.family"
+    if name in decision.facts:
+        return
+    said = _AllBut(name)
+    would = [
+        rule.id
+        for rule in policy.rules
+        if rule.layer >= Layer.USER and name in rule.match.facts
+        and rule.match.given(decision.facts, absent=said) != FALSE
+    ]  # fmt: skip
+    if would:
+        context.note(f"phyai: the rules {', '.join(would)} ask for {name}, which the call does not say: -f {name}=…")
+
+
+class _AllBut:
+    """Every fact but one."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __contains__(self, name: object) -> bool:
+        return name != self._name
 
 
 def _tuned(policy: Policy, environment: Environment, context: Context) -> Policy:
