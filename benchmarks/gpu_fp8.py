@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_parts import Resources
 from gpu_rows import CALLS, RESOURCES, microseconds, normal
 from phyai.facts import Facts
 from phyai.kernel import Kernel
@@ -438,9 +439,6 @@ def humming(table: Table) -> None:
     row = next(k for k in KERNELS if k.id == "humming.gemm.fp8_a8")
     scheme = QuantScheme(TensorQuant("fp8_e4m3", "channel", scale_dtype="bf16"), SCHEME.input)
 
-    class Lent(type(RESOURCES)):  # type: ignore[misc]
-        rows = None
-
     for what, (m, n, k, biased) in SHAPES.items():
         if not biased:
             floor = floor_of(n * k + m * (k + 2 * n), 2 * m * n * k)
@@ -450,7 +448,7 @@ def humming(table: Table) -> None:
                 codes, scale = codes_of(weight(n, k), 1)
                 held = pack(QuantizedWeight(scheme, (n, k), codes=codes, scale=scale.to(BF16)))
                 facts = Facts({"dtype.x": "bf16", "dtype.y": "bf16", **shapes, **held.facts()})
-                lent = Lent()
+                lent = Resources()
                 lent.objects = RESOURCES.objects
                 lent.rows = (m, m)
                 return bind(row.load()(facts, {"weight": held}, {}, lent).run, normal(m, k))

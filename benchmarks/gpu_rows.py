@@ -17,31 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_parts import BANDWIDTH, CALLS, Resources
 from phyai.facts import Facts
 from phyai.kernel import Prepared
 
-CALLS, BANDWIDTH = 40, 4.25e12
 F = torch.nn.functional
-
-
-class Resources:
-    """What an engine lends."""
-
-    def __init__(self) -> None:
-        self.objects: dict[object, Any] = {}
-
-    def workspace(self, key: str, nbytes: int) -> torch.Tensor:
-        return self.shared((key, nbytes), lambda: torch.zeros(nbytes, dtype=torch.uint8, device="cuda"))
-
-    def shared(self, key: object, make: Callable[[], Any]) -> Any:
-        if key not in self.objects:
-            self.objects[key] = make()
-        return self.objects[key]
-
-    def site(self, part: str, op: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
-        raise NotImplementedError
-
-
 RESOURCES = Resources()
 
 
