@@ -2,8 +2,7 @@
 
     python benchmarks/gpu_rows.py --out benchmarks/results/rows.json
 
-Every figure is the time of one call among 40 in one graph, each with its own inputs and weights, so that a GEMM finds
-its weights in memory and not in L2; the median of 20 replays. The floor is the bytes that must move at 4.25 TB/s.
+``gpu_table.py`` says how they are timed; the floor is the bytes that must move.
 """
 
 # ruff: noqa: B023 - every closure is called before the loop goes on
@@ -11,94 +10,36 @@ its weights in memory and not in L2; the median of 20 replays. The floor is the 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_parts import BANDWIDTH, CALLS, Resources
-from phyai.facts import Facts
-from phyai.kernel import Prepared
+from gpu_table import Table, bind, floor_of, normal, prepared
 
 F = torch.nn.functional
-RESOURCES = Resources()
 
 
-def normal(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda").bfloat16()
-
-
-def microseconds(calls: list[Callable[[], Any]]) -> float:
-    """Of one of ``calls``, which are captured in one graph."""
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(23):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return sorted(times[3:])[10] * 1e3 / len(calls)
-
-
-def kernels() -> dict[str, Any]:
-    from phyai_backend_cuda.records import KERNELS as OURS
-    from phyai_backend_flashinfer.rows import KERNELS as FLASHINFER
-    from phyai_backend_reference.rows.torch import KERNELS as TORCH
-
-    return {kernel.id: kernel for kernel in (*OURS, *FLASHINFER, *TORCH)}
-
-
-def prepared(id: str, facts: Mapping[str, Any], weights: Mapping[str, Any], params: Mapping[str, Any]) -> Prepared:
-    return kernels()[id].load()(Facts(facts), weights, params, RESOURCES)
-
-
-class Table:
-    """Collects figures; a row that fails is recorded and the rest goes on."""
-
-    def __init__(self, out: Path) -> None:
-        self.out, self.rows = out, []
-
-    def time(self, what: str, who: str, nbytes: int, calls: Callable[[], list[Callable[[], Any]]]) -> None:
-        row: dict[str, Any] = {"call": what, "kernel": who, "floor_us": round(nbytes / BANDWIDTH * 1e6, 2)}
-        try:
-            row["us"] = round(microseconds(calls()), 2)
-        except Exception as error:
-            row["error"] = f"{type(error).__name__}: {error}"[:300]
-        self.rows.append(row)
-        print(json.dumps(row), flush=True)
-        report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": self.rows}
-        self.out.write_text(json.dumps(report, indent=1) + "\n")
+class Rows(Table):
+    """Figures of the catalog's rows, and of what is beside them."""
 
     def row(
         self, what: str, id: str, nbytes: int, facts: Mapping[str, Any],
         make: Callable[[], tuple[dict[str, Any], tuple]], params: Mapping[str, Any] = {},
     ) -> None:  # fmt: skip
-        """A row of the catalog; ``make`` gives the weights and the inputs of a fresh call."""
+        """``make`` gives the weights and the inputs of a fresh call."""
 
-        def calls() -> list[Callable[[], Any]]:
-            result = []
-            for _ in range(CALLS):
-                weights, inputs = make()
-                run = prepared(id, facts, weights, params).run
-                result.append(lambda run=run, inputs=inputs: run(*inputs))
-            return result
+        def call() -> Callable[[], Any]:
+            weights, inputs = make()
+            return bind(prepared(id, facts, weights, params).run, *inputs)
 
-        self.time(what, id + ("" if not params else f" {dict(params)}"), nbytes, calls)
+        self.plain(what, id + ("" if not params else f" {dict(params)}"), nbytes, call)
 
     def plain(self, what: str, who: str, nbytes: int, make: Callable[[], Callable[[], Any]]) -> None:
-        self.time(what, who, nbytes, lambda: [make() for _ in range(CALLS)])
+        self.time(what, who, floor_of(nbytes), make)
 
 
-def gemms(table: Table) -> None:
+def gemms(table: Rows) -> None:
     for name, n, k in (("qkv", 2560, 1024), ("o", 1024, 2048), ("gate_up", 8192, 1024), ("down", 1024, 4096)):
         what, nbytes = f"expert {name} M=50 N={n} K={k}", 2 * (n * k + 50 * (n + k))
         table.plain(what, "torch.gemm (cuBLAS)", nbytes, lambda: mm(normal(50, k), normal(n, k)))
@@ -113,7 +54,7 @@ def mm(x: torch.Tensor, w: torch.Tensor) -> Callable[[], Any]:
     return lambda: F.linear(x, w)
 
 
-def norms(table: Table) -> None:
+def norms(table: Rows) -> None:
     for m, d in ((50, 1024), (968, 2048)):
         what, nbytes, facts = f"rms_norm M={m} D={d}", 4 * m * d, {"shape.D": d, "attrs.eps": 1e-6, "attrs.offset": 0}
         table.plain(what, "torch.rms_norm", nbytes, lambda: bind(F.rms_norm, normal(m, d), (d,), normal(d)))
@@ -147,7 +88,7 @@ def added_norm() -> Callable[[], Any]:
     return lambda: F.layer_norm(residual.add_(x), (1152,), weight, bias)
 
 
-def vision(table: Table) -> None:
+def vision(table: Rows) -> None:
     """SigLIP's feed-forward block, the patches of three images."""
     m, k, i = 768, 1152, 4304
     what, nbytes = f"mlp M={m} K=N={k} I={i}", 2 * (2 * k * i + 2 * m * k)
@@ -162,7 +103,7 @@ def vision(table: Table) -> None:
     table.plain(what, "torch: linear, gelu, linear", nbytes, chain)
 
 
-def embeddings(table: Table) -> None:
+def embeddings(table: Rows) -> None:
     """The prompt's tokens, of a table of which every call reads other rows."""
     m, d = 200, 2048
     weight = normal(257152, d)
@@ -170,10 +111,6 @@ def embeddings(table: Table) -> None:
     for id in ("cuda.embedding", "torch.embedding"):
         table.row(what, id, nbytes, facts,
                   lambda: ({"weight": weight}, (torch.randint(0, 257152, (m,), device="cuda"),)))  # fmt: skip
-
-
-def bind(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
-    return lambda: function(*arguments)
 
 
 def ada() -> Callable[[], Any]:
@@ -186,7 +123,7 @@ def ada() -> Callable[[], Any]:
     return call
 
 
-def activations(table: Table) -> None:
+def activations(table: Rows) -> None:
     for m, width in ((50, 4096), (968, 16384)):
         what, nbytes = f"gated_activation gelu_tanh M={m} I={width}", 6 * m * width
         facts = {"shape.I": width, "attrs.activation": "gelu_tanh"}
@@ -194,7 +131,7 @@ def activations(table: Table) -> None:
             table.row(what, id, nbytes, facts, lambda: ({}, (normal(m, 2 * width),)))
 
 
-def rotary(table: Table) -> None:
+def rotary(table: Rows) -> None:
     cos_sin = torch.randn(2048, 256, device="cuda")
     for m, k in ((50, 1024), (968, 2048)):
         positions = torch.arange(m, device="cuda")
@@ -214,24 +151,24 @@ def rotary(table: Table) -> None:
                             positions)))  # fmt: skip
 
 
-def attention(table: Table) -> None:
+def attention(table: Rows) -> None:
     facts = {
         "shape.heads": 8, "shape.kv_heads": 1, "shape.head_dim": 256, "shape.pages": 1, "shape.page_size": 1024,
         "dtype.q": "bf16",
     }  # fmt: skip
     for m, keys in ((50, 1018), (10, 600)):
 
-        def calls(m: int = m, keys: int = keys) -> list[Callable[[], Any]]:
-            ready = prepared("flashinfer.attention_paged.fa2", facts, {}, {})
+        def call(m: int = m, keys: int = keys) -> Callable[[], Any]:
+            ready = prepared("flashinfer.attention_paged.fa2", facts, {})
             values = {"cu_seqlens_q": [0, m], "kv_indptr": [0, 1], "kv_indices": [0], "last_page_len": [keys]}
             state = ready.plan({name: torch.tensor(v, dtype=torch.int32) for name, v in values.items()})
-            inputs = [(normal(m, 8, 256), normal(1, 1024, 1, 256), normal(1, 1024, 1, 256)) for _ in range(CALLS)]
-            return [lambda i=i: ready.run(*i, state=state) for i in inputs]
+            inputs = normal(m, 8, 256), normal(1, 1024, 1, 256), normal(1, 1024, 1, 256)
+            return lambda: ready.run(*inputs, state=state)
 
-        table.time(f"attention_paged {m} x {keys}", "flashinfer.attention_paged.fa2", 4 * keys * 256, calls)
+        table.plain(f"attention_paged {m} x {keys}", "flashinfer.attention_paged.fa2", 4 * keys * 256, call)
 
 
-PARTS: Mapping[str, Callable[[Table], None]] = {
+PARTS: Mapping[str, Callable[[Rows], None]] = {
     "gemms": gemms, "norms": norms, "vision": vision, "embeddings": embeddings, "activations": activations,
     "rotary": rotary, "attention": attention,
 }  # fmt: skip
@@ -242,7 +179,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=list(PARTS))
     arguments = parser.parse_args()
-    table = Table(arguments.out)
+    table = Rows(arguments.out)
     for name in arguments.only:
         PARTS[name](table)
 

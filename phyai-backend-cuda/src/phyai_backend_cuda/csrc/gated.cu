@@ -1,33 +1,26 @@
 // h[M, I] = act(x · gateᵀ) * (x · upᵀ) in one launch: what gate and up give is never written.
 //
-// x is [M, K] and the weight [2·I, K] (gate's rows, then up's), both FP8 (e4m3) with one scale per row, or (BF16) both
-// bf16; h is bf16, or (CODES) its FP8 codes under a scale that is given. A pair of blocks shares 128 columns of I, each with 128 rows of x: a block fetches its own rows and
-// half of the weights, which go to both. Three warp groups: one thread of the first fetches, the two others multiply
-// 64 rows each, activate in registers, and send their part of h off while the next tile's operands arrive.
+// x is [M, K] and the weight [2·I, K] (gate's rows, then up's), both FP8 (e4m3) with one scale per row; h is bf16, or
+// (CODES) its FP8 codes under a scale that is given. A pair of blocks shares 128 columns of I, each with 128 rows of x:
+// a block fetches its own rows and half of the weights, which go to both. Three warp groups: one thread of the first
+// fetches, the two others multiply 64 rows each, activate in registers, and send their part of h off while the next
+// tile's operands arrive.
 #include "tma.cuh"
 
 #define BM 128           // rows of a block
 #define BI 128           // columns of h of a block
-#define ROW 128          // bytes of K at a time
+#define ROW 128          // codes of K at a time
 #define STAGES 4
 #define PART (128 * ROW) // bytes of one operand: x, gate or up
 #define STAGE (3 * PART)
 #define OUT (64 * 128)   // bytes of a store: 64 rows of 64 columns, or of 128 codes
 
 #define D64(d, i) D16(d, i), D16(d, i + 16), D16(d, i + 32), D16(d, i + 48)
-#ifdef BF16
-#define STEP "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
-#define FLAGS "p, 1, 1, 0, 0;\n}"
-#define WIDTH 2          // bytes of an element
-#else
-#define STEP "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 "
-#define FLAGS "p, 1, 1;\n}"
-#define WIDTH 1
-#endif
-// d[64 × 256] = A · Bᵀ over 32 bytes of K, added to what d was where `add` is not 0.
+// d[64 × 256] = A · Bᵀ over 32 of K, added to what d was where `add` is not 0.
 __device__ __forceinline__ void multiply(float (&d)[128], u64 a, u64 b, int add) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n" STEP
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -36,7 +29,7 @@ __device__ __forceinline__ void multiply(float (&d)[128], u64 a, u64 b, int add)
         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
         "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
         "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, " FLAGS
+        "%128, %129, p, 1, 1;\n}"
         : D64(d, 0), D64(d, 64) : "l"(a), "l"(b), "r"(add));
 }
 
@@ -77,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gated(
     cluster_arrive();
     cluster_wait();
 
-    const int steps = (K * WIDTH + ROW - 1) / ROW, pairs = (M + 2 * BM - 1) / (2 * BM), tiles = pairs * (I / BI);
+    const int steps = (K + ROW - 1) / ROW, pairs = (M + 2 * BM - 1) / (2 * BM), tiles = pairs * (I / BI);
     const int first = blockIdx.x / 2, stride = gridDim.x / 2;
     if (group == 0) {
         fewer_registers<40>();
@@ -92,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) gated(
                     const u32 to = base + stage * STAGE, bar = full + 8 * stage;
                     mbar_wait(empty + 8 * stage, phase);
                     mbar_expect(bar, STAGE);
-                    tile_load(to, x, k * (ROW / WIDTH), m, bar);
-                    tile_load_all(to + (1 + rank) * PART, weight, k * (ROW / WIDTH), column, bar, 3);
+                    tile_load(to, x, k * ROW, m, bar);
+                    tile_load_all(to + (1 + rank) * PART, weight, k * ROW, column, bar, 3);
                     if (++stage == STAGES) { stage = 0; phase ^= 1; }
                 }
             }
@@ -131,11 +124,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) gated(
             // Thread t of a warp has rows t / 4 and t / 4 + 8 of its warp's 16, columns 8·j + 2·(t % 4) and the next:
             // gate's in d[4·j …], up's in d[64 + 4·j …].
             const int m = ((tile % pairs) * 2 + rank) * BM + mine * 64, column = tile / pairs * BI;
-#ifndef BF16
             const int row = m + warp * 16 + lane / 4;
             const float s0 = row < M ? row_scale[row] : 0.0f, s1 = row + 8 < M ? row_scale[row + 8] : 0.0f;
             const float* scale = column_scale + column + 2 * (lane % 4);
-#endif
 #ifdef CODES
             const float inverse = 1.0f / *h_scale;
 #endif
@@ -150,7 +141,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) gated(
                     float gate[4], up[4];
 #pragma unroll
                     for (int e = 0; e < 4; e++) { gate[e] = d[4 * j + e]; up[e] = d[64 + 4 * j + e]; }
-#ifndef BF16
                     const float2 g = *reinterpret_cast<const float2*>(scale + 8 * j);
                     const float2 u = *reinterpret_cast<const float2*>(scale + I + 8 * j);
 #pragma unroll
@@ -159,7 +149,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) gated(
                         gate[e] *= s * (e & 1 ? g.y : g.x);
                         up[e] *= s * (e & 1 ? u.y : u.x);
                     }
-#endif
                     v[2 * half] = pack_bf16(activate(gate[0]) * up[0], activate(gate[1]) * up[1]);
                     v[2 * half + 1] = pack_bf16(activate(gate[2]) * up[2], activate(gate[3]) * up[3]);
                 }

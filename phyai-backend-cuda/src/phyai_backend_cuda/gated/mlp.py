@@ -21,7 +21,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         for part in ("gate_up", "down")
     )
     activation, processors = str(facts["attrs.activation"]), whole(facts, "device.sm_count", 132)
-    product = GatedProduct(first.codes, activation, processors, first.scale, second.given)
+    product = GatedProduct(first.codes, first.scale, activation, processors, second.given)
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         codes, scales = first.quantized(x.reshape(-1, x.shape[-1]))

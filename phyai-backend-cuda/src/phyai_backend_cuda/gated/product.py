@@ -20,13 +20,13 @@ SHARED_BYTES = 1024 + 4 * 3 * 128 * 128 + 4 * 64 * 128 + 64
 class GatedProduct:
     """``h = act(x · gateᵀ) * (x · upᵀ)`` for ``weight [2·I, K]`` (gate's rows, then up's), as one launch.
 
-    ``weight`` is float8_e4m3fn with ``scale`` fp32 ``[2·I]``, and x then FP8 with a scale per row; or both are bf16.
-    I is a multiple of 128, rows of x and of the weight are contiguous and of a multiple of 16 bytes. h is bf16; or,
-    with a static ``h_scale`` (fp32 ``[1]``), its FP8 codes.
+    ``weight`` is float8_e4m3fn with ``scale`` fp32 ``[2·I]``, and x is too, with a scale per row. I is a multiple of
+    128, rows of x and of the weight are contiguous and of a multiple of 16 bytes. h is bf16; or, with a static
+    ``h_scale`` (fp32 ``[1]``), its FP8 codes.
     """
 
     def __init__(
-        self, weight: torch.Tensor, activation: str, processors: int, scale: torch.Tensor | None = None,
+        self, weight: torch.Tensor, scale: torch.Tensor, activation: str, processors: int,
         h_scale: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         self.weight, self.scale, self.h_scale = weight, scale, h_scale
@@ -34,13 +34,11 @@ class GatedProduct:
         self._blocks = processors // 2 * 2
         self._weight = matrix_map(weight, COLUMNS)
         defines = {"ACTIVATION": ACTIVATIONS.index(activation)}
-        if scale is None:
-            defines["BF16"] = 1
         if h_scale is not None:
             defines["CODES"] = 1
         self._kernel = load("gated.cu", "gated", defines, arch="sm_90a", shared_bytes=SHARED_BYTES, cluster=2)
 
-    def __call__(self, x: torch.Tensor, scales: torch.Tensor | None, h: torch.Tensor) -> None:
+    def __call__(self, x: torch.Tensor, scales: torch.Tensor, h: torch.Tensor) -> None:
         """Write ``h [M, I]`` of ``x [M, K]`` whose rows have ``scales [M]`` (fp32)."""
         pointers = (None if t is None else t.data_ptr() for t in (scales, self.scale, self.h_scale))
         arguments = (

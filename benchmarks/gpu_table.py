@@ -1,0 +1,88 @@
+"""What ``gpu_rows.py`` and ``gpu_fp8.py`` share: fresh calls of a row timed in one graph, and the table of figures.
+
+Every figure is the time of one call among 40 in one CUDA graph, each with its own inputs and weights, so that a product
+finds its weights in memory and not in L2; the median of 20 replays. ``floor_us`` is the larger of bytes at 4.25 TB/s
+and, for products, FLOPs at what 8192³ reaches (793 TFLOP/s in BF16, 1,492 in FP8).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_parts import BANDWIDTH, CALLS, microseconds, resources
+from phyai.facts import Facts
+from phyai.kernel import Kernel, Prepared
+
+BF16_RATE, FP8_RATE = 793e12, 1492e12
+
+
+class Table:
+    """Collects figures and writes them as they come; measures nothing any more after ``deadline``. A row that fails is
+    recorded and the rest goes on."""
+
+    def __init__(self, out: Path, deadline: float = math.inf) -> None:
+        self.out, self.deadline = out, deadline
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        print(json.dumps(row), flush=True)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+        report = {"device": device, "torch": torch.__version__, "rows": self.rows}
+        self.out.write_text(json.dumps(report, indent=1) + "\n")
+
+    def time(
+        self, what: str, who: str, floor: float, make: Callable[[], Callable[[], Any]],
+        error: Callable[[], float] | None = None, calls: int = CALLS,
+    ) -> None:  # fmt: skip
+        """``make`` gives a fresh call; ``error`` says how wrong one is. ``floor`` is in seconds."""
+        row: dict[str, Any] = {"call": what, "kernel": who, "floor_us": round(floor * 1e6, 2)}
+        if time.monotonic() > self.deadline:
+            self.add(row | {"problem": "not measured: the time was up"})
+            return
+        try:
+            if error is not None:
+                row["error"] = float(f"{error():.3g}")
+            row["us"] = microseconds([make() for _ in range(calls)])
+        except Exception as problem:
+            row["problem"] = f"{type(problem).__name__}: {problem}"[:300]
+        torch.cuda.empty_cache()
+        self.add(row)
+
+
+def floor_of(nbytes: float, flops: float = 0.0, rate: float = FP8_RATE) -> float:
+    return max(nbytes / BANDWIDTH, flops / rate)
+
+
+@functools.cache
+def kernels() -> Mapping[str, Kernel]:
+    from phyai_backend_cuda.records import KERNELS as OURS
+    from phyai_backend_flashinfer.rows import KERNELS as FLASHINFER
+    from phyai_backend_reference.rows.torch import KERNELS as TORCH
+
+    return {kernel.id: kernel for kernel in (*OURS, *FLASHINFER, *TORCH)}
+
+
+def prepared(
+    id: str, facts: Mapping[str, Any], weights: Mapping[str, Any], params: Mapping[str, Any] | None = None
+) -> Prepared:
+    return kernels()[id].load()(Facts(facts), weights, params or {}, resources())
+
+
+def bind(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    return lambda: function(*arguments)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").bfloat16()
+
+
+def weight(n: int, k: int) -> torch.Tensor:
+    return normal(n, k) * k**-0.5
