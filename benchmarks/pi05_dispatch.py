@@ -14,41 +14,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig, RuntimeConfig
+from phyai.engine import Engine
 from phyai.plugins import discover
-from phyai.policy import Policy, parse_policy
+from phyai.policy import parse_policy
 from phyai_models.bench.tape import Tape, record_tape
 from phyai_models.bench.timeline import profile
-from phyai_models.pi.config import PiConfig
-from phyai_models.pi.hosted import RandomCheckpoint
 from phyai_models.pi.inputs import Inputs
-from phyai_models.pi05 import PI05Args
+from pi05_parts import LAYERS, engine_of, inputs_of, options, record_of
 
-POLICY = Path(os.path.relpath(Path(__file__).parents[1] / "policies" / "pi05" / "h200_bf16.yaml"))
-LAYERS = "overrides:\n- {id: layers, match: {op: expert_steps}, restrict_to: decomposed.expert_steps}\n"
 #: The expert in one launch, where a kernel offers that, and layer by layer: 2,500 more calls to dispatch.
 CASES = {"one_launch": "", "layer_by_layer": LAYERS}
-
-
-def inputs_of(config: PiConfig, *, cameras: int, prompt: int, batch: int, seed: int = 0) -> Inputs:
-    """A random batch, all prompt tokens valid."""
-    g, size = torch.Generator().manual_seed(seed), config.vision.image_size
-    return Inputs(
-        images=torch.rand(batch, cameras, 3, size, size, generator=g) * 2 - 1,
-        camera_mask=torch.ones(batch, cameras, dtype=torch.bool),
-        tokens=torch.randint(0, config.vocab_size, (batch, prompt), generator=g),
-        token_mask=torch.ones(batch, prompt, dtype=torch.bool),
-        state=torch.rand(batch, config.max_state_dim, generator=g) * 2 - 1,
-        noise=torch.randn(batch, config.chunk_size, config.max_action_dim, generator=g),
-    )
 
 
 @torch.no_grad()
@@ -126,45 +107,18 @@ def interleaved(
     return {name: statistics.median(each) for name, each in found.items()}
 
 
-def policy_of(path: Path | None, more: str, catalog: Any) -> Policy | None:
-    if path is None and not more:
-        return None
-    text = path.read_text() if path is not None else "schema: phyai.kernel/v1\n"
-    return parse_policy((text + more).encode(), file=str(path or "none"), catalog=catalog).policy
-
-
 def measure(given: argparse.Namespace, more: str) -> dict[str, Any]:
     """One case in an engine of its own."""
-    catalog, gpu = discover(), given.device.startswith("cuda")
-    weights = given.checkpoint or RandomCheckpoint(PiConfig.standard("pi05", cameras=given.cameras))
-    runtime = RuntimeConfig("graph" if gpu else "static", prompt_buckets=(), max_batch=given.batch)
-    config = EngineConfig(DeviceConfig(given.device, given.dtype), runtime=runtime)
-    policy = policy_of(given.policy, more, catalog)
-    with Engine(EngineArgs("pi05", PI05Args(weights), config), policy=policy, catalog=catalog) as engine:
-        model = engine.model.config  # type: ignore[attr-defined]
-        inputs = inputs_of(model, cameras=given.cameras, prompt=given.prompt_tokens, batch=given.batch)
+    catalog = discover()
+    policy = parse_policy((given.policy.read_text() + more).encode(), file=str(given.policy), catalog=catalog).policy
+    with engine_of(given, policy, catalog, prompt_buckets=()) as engine:
+        inputs = inputs_of(engine.model.config, given, torch.Generator().manual_seed(0))  # type: ignore[attr-defined]
         return compare(engine, inputs, steps=given.steps, runs=given.runs)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--checkpoint", help="directory of a checkpoint (default: random weights at full size)")
-    parser.add_argument("--policy", type=Path, default=POLICY)
-    parser.add_argument("--case", action="append", choices=tuple(CASES), help="only this case; repeat it")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--cameras", type=int, default=3)
-    parser.add_argument("--prompt-tokens", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--runs", type=int, default=200, help="replays of each graph (default: 200)")
-    given = parser.parse_args(argv)
-    gpu = given.device.startswith("cuda")
-    record: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if gpu else "cpu", "torch": torch.__version__,
-        "given": {name: str(value) for name, value in vars(given).items() if name != "out"}, "cases": {},
-    }  # fmt: skip
+    given = options(__doc__, CASES, runs=200).parse_args(argv)
+    record = record_of(given)
     for case in given.case or CASES:
         with contextlib.suppress(RuntimeError):
             torch.cuda.empty_cache()

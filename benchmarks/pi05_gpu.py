@@ -11,15 +11,13 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 from phyai.cli.app import main as phyai
+from pi05_parts import LAYERS, POLICIES
 
-POLICIES = Path(os.path.relpath(Path(__file__).parents[1] / "policies"))
-LAYERS = "overrides:\n- {id: layers, match: {op: expert_steps}, restrict_to: decomposed.expert_steps}\n"
 CASES: dict[str, list[str]] = {
     "3cameras_exact": ["--exact", "--baseline", "torch", "--baseline", "sdpa", "--timeline", "pi05_3cameras.png"],
     "fp8_exact": ["--exact", "--baseline", "torch"],

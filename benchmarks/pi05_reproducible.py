@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
-from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig, RuntimeConfig
 from phyai.errors import NoKernelError
 from phyai.plugins import discover
 from phyai.policy import Policy, parse_policy
 from phyai_models.bench.timing import time_device
 from phyai_models.pi.config import PiConfig
-from phyai_models.pi.hosted import RandomCheckpoint
 from phyai_models.pi.inputs import Inputs
-from phyai_models.pi05 import PI05Args
+from pi05_parts import engine_of, inputs_of, options, record_of
 
-POLICY = Path(os.path.relpath(Path(__file__).parents[1] / "policies" / "pi05" / "h200_bf16.yaml"))
 ASKED = "defaults: {numerics: reproducible}\n"
 BARE = "schema: phyai.kernel/v1\n"
 #: Whether the rules of ``--policy`` hold, and whether reproducible kernels are asked for.
@@ -42,19 +38,11 @@ def policy_of(case: str, path: Path, catalog: Any) -> Policy:
 
 def requests(config: PiConfig, given: argparse.Namespace) -> list[Inputs]:
     """Random batches, with prompts of different lengths."""
-    made, size, g = [], config.vision.image_size, torch.Generator().manual_seed(0)
+    made, g = [], torch.Generator().manual_seed(0)
     for number in range(given.requests):
         lengths = torch.full((given.batch, 1), max(1, given.prompt_tokens - 3 * number))
-        made.append(
-            Inputs(
-                images=torch.rand(given.batch, given.cameras, 3, size, size, generator=g) * 2 - 1,
-                camera_mask=torch.ones(given.batch, given.cameras, dtype=torch.bool),
-                tokens=torch.randint(0, config.vocab_size, (given.batch, given.prompt_tokens), generator=g),
-                token_mask=torch.arange(given.prompt_tokens)[None] < lengths,
-                state=torch.rand(given.batch, config.max_state_dim, generator=g) * 2 - 1,
-                noise=torch.randn(given.batch, config.chunk_size, config.max_action_dim, generator=g),
-            )
-        )
+        mask = torch.arange(given.prompt_tokens)[None] < lengths
+        made.append(attrs.evolve(inputs_of(config, given, g), token_mask=mask))
     return made
 
 
@@ -63,10 +51,7 @@ def answers(
 ) -> tuple[list[list[torch.Tensor]], dict[str, Any]]:
     """Every answer to every request of one engine, and what is to be known of the engine."""
     gpu = given.device.startswith("cuda")
-    weights = given.checkpoint or RandomCheckpoint(PiConfig.standard("pi05", cameras=given.cameras))
-    runtime = RuntimeConfig("graph" if gpu else "static", max_batch=given.batch)
-    config = EngineConfig(DeviceConfig(given.device, given.dtype), runtime=runtime)
-    with Engine(EngineArgs("pi05", PI05Args(weights), config), policy=policy, catalog=catalog) as engine:
+    with engine_of(given, policy, catalog) as engine:
         runner = engine.model.runner  # type: ignore[attr-defined]
         batches = requests(runner.config, given)
         order = [*range(len(batches)), *(reversed(range(len(batches))) if twice else ())]
@@ -105,25 +90,10 @@ def measure(case: str, given: argparse.Namespace, catalog: Any) -> dict[str, Any
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--checkpoint", help="directory of a checkpoint (default: random weights at full size)")
-    parser.add_argument("--policy", type=Path, default=POLICY)
-    parser.add_argument("--case", action="append", choices=tuple(CASES), help="only this case; repeat it")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--cameras", type=int, default=3)
-    parser.add_argument("--prompt-tokens", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=10)
+    parser = options(__doc__, CASES, runs=50)
     parser.add_argument("--requests", type=int, default=4)
-    parser.add_argument("--runs", type=int, default=50)
     given = parser.parse_args(argv)
-    catalog, gpu = discover(), given.device.startswith("cuda")
-    record: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if gpu else "cpu", "torch": torch.__version__,
-        "given": {name: str(value) for name, value in vars(given).items() if name != "out"}, "cases": {},
-    }  # fmt: skip
+    catalog, record = discover(), record_of(given)
     for case in given.case or CASES:
         found = record["cases"][case] = measure(case, given, catalog)
         if "timing" in found and "timing" in record["cases"].get("policy", {}):

@@ -1,7 +1,7 @@
 """``benchmarks/pi05_dispatch.py`` and ``benchmarks/pi05_reproducible.py`` at a small size on a CPU; and which kernels
 policies that ask for reproducible ones, and π0's, are given on an H200."""
 
-import importlib.util
+import importlib
 import json
 from pathlib import Path
 
@@ -15,25 +15,25 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 torch.set_num_threads(1)
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a script as from its own folder, where its imports are, and gives the cases of its report."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+
+    def run(name, *arguments):
+        checkpoint = random_checkpoint(tmp_path, "pi05", cameras=2)
+        out = tmp_path / "out.json"
+        importlib.import_module(name).main([
+            "--out", str(out), "--checkpoint", str(checkpoint), "--device", "cpu", "--dtype", "fp32", "--cameras", "2",
+            "--prompt-tokens", "7", "--steps", "2", "--runs", "2", *arguments,
+        ])  # fmt: skip
+        return json.loads(out.read_text())["cases"]
+
+    return run
 
 
-def run(name, tmp_path, *arguments):
-    checkpoint = random_checkpoint(tmp_path, "pi05", cameras=2)
-    out = tmp_path / "out.json"
-    script(name).main([
-        "--out", str(out), "--checkpoint", str(checkpoint), "--device", "cpu", "--dtype", "fp32", "--cameras", "2",
-        "--prompt-tokens", "7", "--steps", "2", "--runs", "2", *arguments,
-    ])  # fmt: skip
-    return json.loads(out.read_text())["cases"]
-
-
-def test_a_flat_script_computes_what_the_runner_does(tmp_path):
-    found = run("pi05_dispatch", tmp_path)
+def test_a_flat_script_computes_what_the_runner_does(run):
+    found = run("pi05_dispatch")
     assert set(found) == {"one_launch", "layer_by_layer"}
     for case in found.values():
         assert case["same_actions"]
@@ -41,8 +41,8 @@ def test_a_flat_script_computes_what_the_runner_does(tmp_path):
         assert case["calls_of_kernels"] > 100
 
 
-def test_the_same_requests_get_the_same_bits(tmp_path):
-    found = run("pi05_reproducible", tmp_path, "--case", "policy", "--case", "reproducible")
+def test_the_same_requests_get_the_same_bits(run):
+    found = run("pi05_reproducible", "--case", "policy", "--case", "reproducible")
     for case in found.values():
         assert case["same_bits_in_one_engine"]
         assert case["same_bits_in_two_engines"]
