@@ -1,8 +1,8 @@
-"""What the reference kernels share: computing wide, rounding once, and taking new weights."""
+"""What the reference kernels share: computing wide, and rounding once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -47,26 +47,6 @@ def size(facts: Facts, dim: str) -> int:
 def attribute(facts: Facts, name: str, default: T) -> T:
     """An attribute of the call; ``default`` where it is absent."""
     return facts.get(f"attrs.{name}", default)  # type: ignore[return-value]
-
-
-def in_place(weights: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None]:
-    """A ``refresh`` for a kernel that reads the tensors it was bound with: new values are copied into them."""
-
-    def refresh(new: Mapping[str, Any]) -> None:
-        for name, tensor in new.items():
-            bound = weights.get(name)
-            if (bound is None) != (tensor is None):
-                raise CallError(f"this site was bound {'without' if bound is None else 'with'} the weight {name!r}")
-            if bound is not None and bound.shape != tensor.shape:
-                raise CallError(
-                    f"{name} has shape {tuple(tensor.shape)}; this site was bound with {tuple(bound.shape)}"
-                )
-        with torch.no_grad():
-            for name, tensor in new.items():
-                if tensor is not None:
-                    weights[name].copy_(tensor)
-
-    return refresh
 
 
 def by_group(x: torch.Tensor, groups: int) -> torch.Tensor:

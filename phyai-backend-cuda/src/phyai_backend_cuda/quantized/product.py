@@ -8,6 +8,7 @@ import torch
 from phyai.facts import FactValue
 from phyai.kernel import Resources
 from phyai.quant.weight import QuantizedWeight
+from phyai.refresh import renewed
 
 from phyai_backend_cuda.quantized.kernels import quantize
 from phyai_backend_cuda.runtime.memory import aligned
@@ -63,9 +64,7 @@ class Fp8Product:
 
     def refresh(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
         """Take new values in place."""
-        new = weight.tensors()
-        for name, tensor in self.weight.tensors().items():
-            tensor.copy_(new[name])
+        renewed(self.weight, weight)
         self.codes.copy_(weight.codes)
         if self.bias is not None:
             assert bias is not None

@@ -1,8 +1,8 @@
-"""Tensors as kernels take them: rows, alignment, results, weights in place."""
+"""Tensors as kernels take them: rows, alignment, results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -60,14 +60,3 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 def contiguous(weights: Mapping[str, Any]) -> dict[str, Any]:
     """The weights as the kernels read them: those that were bound, unless they have gaps."""
     return {name: None if weight is None else weight.contiguous() for name, weight in weights.items()}
-
-
-def in_place(weights: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None]:
-    """A ``refresh`` that copies new weights into ``weights``."""
-
-    def refresh(new: Mapping[str, Any]) -> None:
-        for name, held in weights.items():
-            if held is not None:
-                held.copy_(new[name])
-
-    return refresh

@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 from phyai.facts import Facts, whole
 from phyai.kernel import Prepared, Resources
+from phyai.refresh import in_place
 
-from phyai_backend_cuda.runtime.memory import contiguous, in_place, output, rows_of, settle
+from phyai_backend_cuda.runtime.memory import contiguous, output, rows_of, settle
 
 
 @triton.jit(do_not_specialize=["M"])

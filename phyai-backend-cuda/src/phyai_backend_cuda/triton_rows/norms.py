@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from phyai.facts import Facts, number
 from phyai.kernel import Prepared, Resources
+from phyai.refresh import in_place
 
-from phyai_backend_cuda.runtime.memory import contiguous, in_place, output, rows_of, settle
+from phyai_backend_cuda.runtime.memory import contiguous, output, rows_of, settle
 from phyai_backend_cuda.triton_rows.common import overlapping, wait_previous, warps
 
 

@@ -25,6 +25,7 @@ from phyai.quant.realize.codes import integer_codes
 from phyai.quant.realize.dequantize import dequantize, effective_scale
 from phyai.quant.realize.quantize import quantize_input
 from phyai.quant.weight import QuantizedWeight
+from phyai.refresh import in_place
 
 from phyai_backend_reference.numerics import DTYPES, give, wide
 
@@ -133,10 +134,4 @@ def _prepare(facts: Facts, weights: Mapping[str, Any], product: Product) -> Prep
             y = quantized.dequantized()
         return give(y.reshape(*x.shape[:-1], weight.shape[0]), dtype, out)
 
-    def refresh(new: Mapping[str, Any]) -> None:
-        for name, tensor in weight.tensors().items():
-            tensor.copy_(new["weight"].tensors()[name])
-        if bias is not None:
-            bias.copy_(new["bias"])
-
-    return Prepared(run, refresh=refresh)
+    return Prepared(run, refresh=in_place(weights))

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
+from phyai.refresh import in_place
 
-from phyai_backend_reference.numerics import attribute, dtype_of, give, in_place, wide
+from phyai_backend_reference.numerics import attribute, dtype_of, give, wide
 
 
 def per_axis(facts: Facts, name: str, default: int, axes: int) -> tuple[int, ...]:

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
+from phyai.refresh import in_place
 
-from phyai_backend_reference.numerics import attribute, dtype_of, give, in_place, size
+from phyai_backend_reference.numerics import attribute, dtype_of, give, size
 
 
 def _norm(x: torch.Tensor, modulation: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:

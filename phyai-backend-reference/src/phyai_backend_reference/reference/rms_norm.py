@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
+from phyai.refresh import in_place
 
-from phyai_backend_reference.numerics import attribute, dtype_of, give, in_place, wide
+from phyai_backend_reference.numerics import attribute, dtype_of, give, wide
 
 
 def normalized(x: torch.Tensor, eps: float) -> torch.Tensor:

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
-
-from phyai_backend_reference.numerics import in_place
+from phyai.refresh import in_place
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 from phyai.quant.weight import QuantizedWeight
+from phyai.refresh import in_place
 
 from phyai_backend_reference.numerics import dtype_of, give, wide
 
@@ -55,11 +56,10 @@ def _prepare(facts: Facts, weights: Mapping[str, Any], *, rowwise: bool) -> Prep
         y = torch._scaled_mm(codes, transposed, scale_a, scale_b, bias=bias, out_dtype=dtype)
         return give(y.reshape(*x.shape[:-1], n), dtype, out)
 
+    keep = in_place({"weight": weight, "bias": bias})
+
     def refresh(new: Mapping[str, Any]) -> None:
-        for name, tensor in weight.tensors().items():
-            tensor.copy_(new["weight"].tensors()[name])
-        if bias is not None:
-            bias.copy_(new["bias"])
+        keep(new)
         scale_b.copy_(_weight_scale(weight, rowwise))
         if static is not None:
             static.copy_(weight.input_scale.reshape(()))

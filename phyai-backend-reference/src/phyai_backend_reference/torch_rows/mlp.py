@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
+from phyai.refresh import in_place
 
-from phyai_backend_reference.numerics import in_place
 from phyai_backend_reference.torch_rows.gemm import linear
 
 

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
+from phyai.refresh import in_place
 
-from phyai_backend_reference.numerics import attribute, give, in_place
+from phyai_backend_reference.numerics import attribute, give
 
 
 def prepare_rms_norm(

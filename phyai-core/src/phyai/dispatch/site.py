@@ -20,7 +20,7 @@ from phyai.facts import Facts
 from phyai.kernel import Capture, Kernel, Prepared
 from phyai.op import Op, bind_dims
 from phyai.policy import Policy
-from phyai.quant.weight import QuantizedWeight
+from phyai.refresh import renewed
 from phyai.resolver.parts import Parts, chained_parts
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Site:
             if entry.prepared.refresh is not None:
                 entry.prepared.refresh(weights)
         # Calls that are decided later read these; tensors keep their memory, so that nothing is held twice.
-        self.weights = {name: _renewed(old, weights[name]) for name, old in self.weights.items()}
+        self.weights = {name: renewed(old, weights[name]) for name, old in self.weights.items()}
 
     def chained(self, policy: Policy) -> Parts | None:
         """What ``policy`` says of the call sites of the chain that was bound, or None without one."""
@@ -262,20 +262,6 @@ class Site:
         if missing:
             raise CallError(f"{self.name}: the decision depends on {', '.join(missing)}; give {'=…, '.join(missing)}=…")
         return facts
-
-
-def _renewed(old: Any, new: Any) -> Any:
-    """``old`` with the values of ``new``, where it keeps its memory. A quantized weight's packed tensors may be what a
-    kernel made of them, and are that kernel's to renew."""
-    if hasattr(old, "copy_"):
-        return old.copy_(new)
-    if not isinstance(old, QuantizedWeight):
-        return new
-    values = new.tensors()
-    for name, tensor in old.tensors().items():
-        if name in values:
-            tensor.copy_(values[name])
-    return old
 
 
 def _ready(entry: Entry) -> bool:
