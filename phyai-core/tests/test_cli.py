@@ -43,7 +43,7 @@ def catalog() -> Catalog:
         doc="very fast",
         band=Band.OPTIMIZED,
     )
-    plain = kernel("plain.gemm")
+    plain = kernel("plain.gemm", bands={Band.SPECIALIZED: match({"shape.K": 64})})
     broken = PluginStatus(
         "sad", distribution="phyai-backend-sad", version="0.3", state=PluginState.IMPORT_ERROR,
         reason="ImportError: no driver", advice="install one",
@@ -301,6 +301,19 @@ def test_kernels_by_op_glob_and_id(phyai):
     assert (one["id"], one["distribution"]) == ("fast.gemm", "phyai-backend-fast")
     assert match(one["when"]) == match({"device.arch": ">=sm90", "shape.K": "%128", "lib.quick": ">=2"})
     assert "very fast" in phyai("kernels", "fast.gemm").out
+
+
+def test_a_kernel_shows_where_it_is_in_a_higher_band(phyai):
+    assert phyai("kernels", "plain.gemm", "--json").data["bands"] == {"specialized": {"shape.K": 64}}
+    assert "general/specialized" in phyai("kernels", "--op", "gemm").out
+    one = phyai("explain", "--device", "cpu", "--op", "gemm", "-s", "K=64", "--json").data
+    assert one["why"] == "band specialized where shape.K is 64, rank 0 in plain"
+    assert "band general (not specialized: shape.K=65 is not 64)" in phyai(
+        "explain", "--device", "cpu", "--op", "gemm", "-s", "K=65"
+    ).out  # fmt: skip
+
+
+def test_a_glob_of_nothing_says_so(phyai):
     assert phyai("kernels", "nobody.*").out.endswith("no kernel\n")
 
 

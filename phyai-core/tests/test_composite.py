@@ -13,6 +13,7 @@ from phyai.errors import AmbiguousKernelError, NoKernelError
 from phyai.facts import Facts
 from phyai.kernel import Band, Capture, Numerics, Prepared
 from phyai.policy import Layer
+from phyai.predicates import match
 from phyai.resolver import resolve
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -81,6 +82,14 @@ def test_without_a_fused_kernel_the_chain_runs():
 def test_its_band_is_the_lowest_among_its_parts():
     assert decide(PARTS).kernel.band is Band.GENERAL
     assert decide([kernel("a.gemm", band=SPEC), kernel("a.act", band=REF)]).kernel.band is REF
+
+
+def test_its_band_follows_from_those_that_its_parts_have_on_this_call():
+    raised = {SPEC: match({"shape.N": CALL["shape.I"]})}  # of the first product alone
+    act = kernel("a.act", band=SPEC)
+    assert decide([kernel("a.gemm", band=REF, bands=raised), act]).kernel.band is REF
+    raised = {SPEC: match({"shape.M": CALL["shape.M"]})}
+    assert decide([kernel("a.gemm", band=REF, bands=raised), act]).kernel.band is SPEC
 
 
 def test_a_fused_kernel_of_its_band_comes_first():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from phyai.dispatch import Dispatcher
 from phyai.errors import FrozenSiteError, NoKernelError
 from phyai.kernel import Band, Prepared
+from phyai.predicates import match
 from phyai.resolver import resolve
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -46,6 +47,7 @@ def worlds(draw):
             id,
             {"op": "gemm", **draw(CONDITIONS)},
             band=draw(st.sampled_from([Band.GENERAL, Band.OPTIMIZED])),
+            bands={Band.SPECIALIZED: match(draw(CONDITIONS))} if draw(st.booleans()) else {},
             rank=n,
             prepare=prepare(id),
             specializes_on=("shape.M",) if specialized[id] else (),
@@ -104,7 +106,7 @@ def test_calls_share_an_entry_unless_something_can_tell_them_apart(world, calls)
     """One entry for each combination of the literals' truth, and of what the winner specializes on."""
     known, rules, specialized = world
     site = gemm_site(Dispatcher(known, rules, CPU), role="expert")
-    predicates = [k.when for k in known.kernels_of("gemm")] + [r.match for r in rules.rules]
+    predicates = [c for k in known.kernels_of("gemm") for c in k.conditions] + [r.match for r in rules.rules]
     literals = [literal for p in predicates for literal in p.atoms()]
     apart = set()
     for m in calls:
@@ -123,6 +125,15 @@ def test_a_value_that_is_only_compared_for_equality_splits_nothing_else():
     )
     assert [site.decide(M=m).kernel.id for m in (4, 5, 7)] == ["a.gemm", "b.gemm", "a.gemm"]
     assert len(site.decisions) == 2
+
+
+def test_calls_that_a_band_tells_apart_are_decided_apart():
+    raised = kernel("a.gemm", bands={Band.OPTIMIZED: match({"shape.M": "<=8"})})
+    site = gemm_site(Dispatcher(catalog(raised, kernel("b.gemm")), policy(ties=("b", "a")), CPU))
+    assert [site.run(x(m)) for m in (9, 8, 9, 7)] == ["b.gemm", "a.gemm", "b.gemm", "a.gemm"]
+    assert len(site.decisions) == 2
+    site._dispatcher.freeze()
+    assert [site.run(x(m)) for m in (100, 1)] == ["b.gemm", "a.gemm"]
 
 
 @settings(max_examples=80, deadline=None)

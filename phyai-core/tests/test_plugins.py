@@ -274,6 +274,12 @@ def bad_kernel(site: Path, call: str) -> Catalog:
     return discover(env={})
 
 
+def raised(band: str, condition: dict[str, object]) -> str:
+    """A kernel, as source, that is in another band under a condition."""
+    bands = f"{{__import__('phyai.kernel').kernel.Band.{band}: __import__('phyai').predicates.match({condition})}}"
+    return f"kernel('bad.layer_norm', bands={bands})"
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -285,6 +291,10 @@ def bad_kernel(site: Path, call: str) -> Catalog:
         ("kernel('bad.layer_norm', when={'lib.nobody': '>=1'})", ("lib.nobody", "phyai_libraries")),
         ("kernel('bad.layer_norm', specializes_on=('shape.Q',))", ("shape.Q", "specializes_on")),
         ("kernel('bad.layer_norm', specializes_on=('dtype.x',))", ("dtype.x", "static")),
+        (raised("OPTIMIZED", {"shape.DD": 3}), ("bands.optimized", "shape.DD")),
+        (raised("OPTIMIZED", {"params.split": 1}), ("bands.optimized", "params.split")),
+        (raised("OPTIMIZED", {"lib.nobody": ">=1"}), ("bands.optimized", "lib.nobody", "phyai_libraries")),
+        (raised("GENERAL", {"shape.M": 1}), ("general", "not above its band general")),
         ("kernel('bad.gemm', op='layer_norm')", ("<backend>.layer_norm",)),
         ("kernel('decomposed.layer_norm')", ("decomposed",)),
         ("kernel('bad.layer_norm', layouts=())", ("layouts",)),

@@ -1,5 +1,6 @@
 """Choosing a weight's layout: exact ones only, by what the policy and the bands say of the kernels under each."""
 
+import attrs
 import pytest
 from phyai.catalog import Catalog
 from phyai.environment import Device, Environment
@@ -38,10 +39,10 @@ ROWS = plugin("rows", kernel("rows.gemm.w4", ("rows",), Band.GENERAL), formats=[
 CATALOG = Catalog.build([REFERENCE, TILES, ROWS])
 
 
-def choose(scheme=W4, policy=None, catalog=CATALOG, **more):
+def choose(scheme=W4, policy=None, catalog=CATALOG, rows=(1, 64), **more):
     facts = {"op": "gemm", "layer": "l.0", "dtype.x": "bf16", "dtype.y": "bf16", "shape.N": 256, "shape.K": 256}
     facts |= scheme.facts()
-    return lower(facts, catalog=catalog, policy=policy or Policy(), environment=HOST, rows=(1, 64), **more)
+    return lower(facts, catalog=catalog, policy=policy or Policy(), environment=HOST, rows=rows, **more)
 
 
 def rule(kernels, *, prefer=False, **conditions):
@@ -76,6 +77,13 @@ def test_the_worst_number_of_rows_counts():
     big = kernel("tiles.gemm.big", ("tiles",), Band.REFERENCE, when={"shape.M": ">16"})
     catalog = Catalog.build([REFERENCE, plugin("tiles", small, big, formats=[layout("tiles")]), ROWS])
     assert choose(catalog=catalog).layout == "rows"
+
+
+def test_the_band_of_each_number_of_rows_counts():
+    few = attrs.evolve(ROWS.kernels[0], bands={Band.SPECIALIZED: match({"shape.M": "<=16"})})
+    catalog = Catalog.build([REFERENCE, TILES, plugin("rows", few, formats=[layout("rows")])])
+    assert choose(catalog=catalog, rows=(1, 16)).layout == "rows"
+    assert choose(catalog=catalog, rows=(1, 64)).layout == "tiles"  # the other is general at 64
 
 
 def test_a_layout_without_a_kernel_for_some_rows_is_not_taken():

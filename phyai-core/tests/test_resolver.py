@@ -10,6 +10,7 @@ from phyai.decision import Decision, Stage
 from phyai.errors import AmbiguousKernelError, DeclarationError, NoKernelError
 from phyai.kernel import Band, Capture, Numerics, Param
 from phyai.policy import Layer, NumericsDemand, parse_policy
+from phyai.predicates import match
 from phyai.resolver import resolve
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -108,6 +109,48 @@ def test_higher_bands_come_first():
     d = decide([kernel("a.gemm"), kernel("b.gemm", band=Band.SPECIALIZED), kernel("c.gemm", band=OPT)])
     assert order(d) == ["b.gemm", "c.gemm", "a.gemm"]
     assert d.decided_by == "bands"
+
+
+RAISED = {OPT: match({"shape.M": "<=64"})}
+
+
+def test_a_band_that_holds_on_some_calls_orders_those():
+    kernels = [kernel("a.gemm", bands=RAISED), kernel("b.gemm")]
+    few, many = (decide(kernels, call=facts(m), ties=("b", "a")) for m in (64, 65))
+    assert (order(few), few.decided_by) == (["a.gemm", "b.gemm"], "bands")
+    assert (order(many), many.decided_by) == (["b.gemm", "a.gemm"], "ties")
+
+
+def test_the_best_of_several_bands_that_hold_counts():
+    bands = {OPT: match({"shape.M": "<=64"}), Band.SPECIALIZED: match({"shape.M": 50})}
+    kernels = [kernel("a.gemm", bands=bands), kernel("b.gemm", band=OPT)]
+    assert order(decide(kernels, call=facts(50))) == ["a.gemm", "b.gemm"]
+    assert order(decide(kernels, call=facts(51), ties=("b", "a"))) == ["b.gemm", "a.gemm"]
+    assert decide(kernels, call=facts(65)).decided_by == "bands"
+
+
+def test_a_decision_says_where_a_band_holds_and_why_it_does_not_here():
+    kernels = [kernel("a.gemm", bands=RAISED)]
+    assert decide(kernels, call=facts(50)).why() == "band optimized where shape.M is <= 64, rank 0 in a"
+    assert decide(kernels, call=facts(65)).why() == "band general (not optimized: shape.M=65 is not <= 64), rank 0 in a"
+
+
+def test_a_fact_that_is_not_known_raises_no_band():
+    call = facts().replace({"shape.M": None})
+    assert order(decide([kernel("a.gemm", bands=RAISED), kernel("b.gemm")], call=call, ties=("b", "a")))[0] == "b.gemm"
+
+
+def test_a_tie_names_the_band_of_this_call():
+    error = refused([kernel("a.gemm", bands=RAISED), kernel("b.gemm", band=OPT)], error=AmbiguousKernelError)
+    assert "a.gemm and b.gemm tie (band optimized)" in str(error)
+
+
+def test_a_kernel_above_the_reference_on_some_calls_is_a_reference_on_the_others():
+    kernels = [kernel("a.gemm", band=REF, bands=RAISED), kernel("r.gemm", band=REF)]
+    assert decide(kernels, call=facts(50), ties=("r", "a")).warnings == ()
+    assert decide(kernels, call=facts(65), ties=("r", "a")).warnings == (
+        "gemm: only r.gemm is left, although a serves this device",
+    )
 
 
 def test_rank_orders_one_backends_kernels():

@@ -13,6 +13,7 @@ from phyai.decision import Decision
 from phyai.errors import AmbiguousKernelError, NoKernelError
 from phyai.kernel import Band, Capture, Numerics
 from phyai.policy import Layer
+from phyai.predicates import match
 from phyai.resolver import resolve
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -29,6 +30,7 @@ CONDITIONS = st.fixed_dictionaries(
         "lib.fast": st.sampled_from([">=1", ">=2"]),
     },
 )
+BANDS = st.dictionaries(st.sampled_from(list(Band)), CONDITIONS, max_size=2)
 EFFECTS = st.one_of(
     st.builds(lambda p: {"prefer": tuple(p)}, st.lists(PATTERNS, min_size=1, max_size=2)),
     st.builds(lambda p: {"restrict_to": p}, st.lists(PATTERNS, min_size=1, max_size=2)),
@@ -45,6 +47,7 @@ def questions(draw, most_rules=4):
             id,
             draw(CONDITIONS),
             band=draw(st.sampled_from(list(Band))),
+            bands={band: match(condition) for band, condition in draw(BANDS).items()},
             rank=draw(st.integers(0, 1)),
             capture=draw(st.sampled_from(list(Capture))),
             numerics=Numerics(draw(st.booleans())),

@@ -9,7 +9,7 @@ band among the kernels that they resolve to.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -19,6 +19,9 @@ from phyai.kernel import Band, Capture, Kernel, Numerics, Prepared, Resources
 from phyai.op import Op, Part
 from phyai.predicates import match
 from phyai.targets import load as load_target
+
+if TYPE_CHECKING:
+    from phyai.decision import Decision
 
 #: The backend that decompositions count as.
 BACKEND = "decomposed"
@@ -52,15 +55,16 @@ def is_decomposition(kernel: Kernel) -> bool:
     return kernel.backend == BACKEND
 
 
-def as_resolved(kernel: Kernel, parts: Mapping[str, Kernel]) -> Kernel:
+def as_resolved(kernel: Kernel, parts: Mapping[str, Decision]) -> Kernel:
     """The decomposition with the properties of the kernels that its parts resolved to: the weakest of each."""
-    found = tuple(parts.values())
+    resolved = tuple((part.kernel, part.facts) for part in parts.values() if part.kernel is not None)
+    found = tuple(kernel for kernel, _ in resolved)
     if not found:
         return kernel
     accumulation = {k.numerics.accumulation for k in found}
     return attrs.evolve(
         kernel,
-        band=min(k.band for k in found),
+        band=min(kernel.band_on(facts) for kernel, facts in resolved),
         capture=max((k.capture for k in found), key=_CAPTURE_ORDER.index),
         numerics=Numerics(
             reproducible=all(k.numerics.reproducible for k in found),

@@ -17,13 +17,13 @@ a field that no decision reads does not belong here.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
 
 from phyai.errors import DeclarationError
-from phyai.facts import Facts
+from phyai.facts import Facts, FactValue
 from phyai.predicates import Predicate
 from phyai.targets import load as load_target
 
@@ -96,6 +96,8 @@ class Resources(Protocol):
         """The least and the greatest number of rows (M) of the site's calls, where who bound it said so."""
 
 
+#: Bands, best first, each with the calls on which it holds.
+Bands = tuple[tuple[Band, Predicate], ...]
 PrepareFn = Callable[[Facts, Mapping[str, Any], Mapping[str, Any], Resources], Prepared]
 #: Told how many of how many are done.
 Progress = Callable[[int, int], None]
@@ -115,6 +117,10 @@ def _check_id(_: Any, __: Any, value: str) -> None:
     parts = value.split(".")
     if len(parts) < 2 or not all(parts):
         raise DeclarationError(f"kernel id {value!r} must read <backend>.<op>[.<variant>]")
+
+
+def _best_first(bands: Mapping[Band, Predicate] | Iterable[tuple[Band, Predicate]]) -> Bands:
+    return tuple(sorted(dict(bands).items(), key=lambda item: -item[0]))
 
 
 def _backend(kernel: Kernel) -> str:
@@ -140,9 +146,10 @@ class Kernel:
     """One implementation of one op, as a backend declares it.
 
     ``id`` is ``<backend>.<op>[.<variant>]``. ``when`` is exactly true: it holds for every call that the
-    kernel computes correctly and for no other. ``rank`` orders kernels of one backend inside a band
-    (higher first). ``specializes_on`` lists the dynamic facts that ``prepare`` may read; reading another
-    raises. ``layouts`` are the weight layouts it reads; ``plain`` is the layout of ordinary tensors.
+    kernel computes correctly and for no other. ``band`` orders kernels, ``rank`` those of one backend inside a band
+    (higher first). ``bands`` are the higher bands that measurements put it in on some calls: on each call the best
+    one whose predicate holds counts. ``specializes_on`` lists the dynamic facts that ``prepare`` may read; reading
+    another raises. ``layouts`` are the weight layouts it reads; ``plain`` is the layout of ordinary tensors.
 
     ``compile`` is for kernels whose ``prepare`` compiles: once a model is loaded it is called with every ``prepare``
     that waits, those of all kernels that name the same function together, and compiles for them side by side. It
@@ -157,6 +164,7 @@ class Kernel:
     numerics: Numerics
     band: Band = Band.GENERAL
     rank: int = 0
+    bands: Bands = attrs.field(default=(), converter=_best_first)
     specializes_on: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ("plain",)
     params: tuple[Param, ...] = ()
@@ -169,6 +177,26 @@ class Kernel:
     def variant(self) -> str | None:
         head = f"{self.backend}.{self.op}."
         return self.id[len(head) :] if self.id.startswith(head) else None
+
+    @property
+    def conditions(self) -> tuple[Predicate, ...]:
+        """Every predicate that it declares: what a decision about it depends on."""
+        return (self.when, *(where for _, where in self.bands))
+
+    def band_on(self, facts: Mapping[str, FactValue]) -> Band:
+        """Its band for a call with these facts.
+
+        >>> from phyai.predicates import match
+        >>> kernel = Kernel(
+        ...     id="example.gemm", op="gemm", when=match({}), prepare="example:prepare", capture=Capture.SAFE,
+        ...     numerics=Numerics(reproducible=True), bands={Band.OPTIMIZED: match({"shape.M": "<=64"})})
+        >>> kernel.band_on({"shape.M": 50}).name, kernel.band_on({"shape.M": 968}).name
+        ('OPTIMIZED', 'GENERAL')
+        """
+        for band, where in self.bands:
+            if where.holds(facts):
+                return band
+        return self.band
 
     def load(self) -> PrepareFn:
         """Import and return ``prepare``. The only place where a kernel's library is imported."""

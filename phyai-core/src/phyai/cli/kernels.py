@@ -39,7 +39,7 @@ def main(args: argparse.Namespace, context: Context) -> int:
             [
                 (
                     kernel.id,
-                    kernel.band.name.lower(),
+                    _bands(kernel),
                     str(kernel.rank),
                     kernel.capture.value,
                     "yes" if kernel.numerics.reproducible else "no",
@@ -67,6 +67,11 @@ def _describe(kernel: Kernel, context: Context) -> int:
     return Exit.OK
 
 
+def _bands(kernel: Kernel) -> str:
+    """The band, and those that it has on some calls only."""
+    return "/".join(band.name.lower() for band in (kernel.band, *(band for band, _ in reversed(kernel.bands))))
+
+
 def _distribution(kernel: Kernel, context: Context) -> str:
     owner = context.catalog.owner(kernel.id)
     return (owner.distribution or owner.name) if owner else ""
@@ -78,6 +83,7 @@ def _record(kernel: Kernel, context: Context) -> dict[str, Any]:
         "op": kernel.op,
         "doc": kernel.doc,
         "band": kernel.band.name.lower(),
+        "bands": {band.name.lower(): where.to_yaml() for band, where in kernel.bands},
         "rank": kernel.rank,
         "capture": kernel.capture.value,
         "reproducible": kernel.numerics.reproducible,

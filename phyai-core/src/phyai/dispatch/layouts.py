@@ -150,10 +150,11 @@ class Layouts:
 
     def _asked(self, call: Facts) -> Hashable:
         unknown = call.replace(dict.fromkeys((n for n in call if n.endswith("quant.layout")), None))
-        kernels = [kernel for kernel in self.catalog.kernels_of(str(call["op"])) if "layer" in kernel.when.facts]
+        kernels = self.catalog.kernels_of(str(call["op"]))
+        of_layers = ((k.id, p) for k in kernels for p in k.conditions if "layer" in p.facts)
         return (
             tuple((rule.ref, rule.match.given(unknown)) for rule in self.policy.candidates(unknown)),
-            tuple((kernel.id, kernel.when.given(unknown)) for kernel in kernels),
+            tuple((id, condition.given(unknown)) for id, condition in of_layers),
         )
 
     def _lower(self, wanted: Wanted, rows: tuple[int, int] | None) -> LayoutChoice:

@@ -26,7 +26,7 @@ from phyai.op import Op
 from phyai.plugins.hooks import Command
 from phyai.plugins.op_checks import op_problems, target_problems
 from phyai.plugins.records import Plugin, PluginState
-from phyai.predicates import PredicateErrors, match
+from phyai.predicates import Predicate, PredicateErrors, match
 
 #: The kinds of record that are known by a name (and the attribute that holds it).
 _IDS = {"ops": "name", "kernels": "id", "models": "name", "commands": "name", "quant_formats": "name"}
@@ -151,7 +151,12 @@ def _kernel_problems(kernel: Kernel, known: _Known) -> Iterator[str]:
     if kernel.backend == DECOMPOSED:
         yield f"the backend name {kernel.backend!r} is the core's own"
     vocabulary = known.vocabularies[kernel.op]
-    yield from _condition_problems(kernel, vocabulary, known.libraries)
+    yield from _condition_problems("when", kernel.when, vocabulary, known.libraries)
+    for band, where in kernel.bands:
+        name = band.name.lower()
+        if band <= kernel.band:
+            yield f"bands gives {name}, which is not above its band {kernel.band.name.lower()}"
+        yield from _condition_problems(f"bands.{name}", where, vocabulary, known.libraries)
     for fact in kernel.specializes_on:
         spec = vocabulary.find(fact)
         if spec is None:
@@ -167,14 +172,14 @@ def _kernel_problems(kernel: Kernel, known: _Known) -> Iterator[str]:
             yield from target_problems(f"{what} {target!r}", target, known.has_module)
 
 
-def _condition_problems(kernel: Kernel, vocabulary: Vocabulary, libraries: set[str]) -> Iterator[str]:
-    try:  # a capability reads what a policy may read: the same reader checks its names and values
-        match(kernel.when.to_yaml(), vocabulary)
+def _condition_problems(field: str, condition: Predicate, vocabulary: Vocabulary, libraries: set[str]) -> Iterator[str]:
+    try:  # a kernel's conditions read what a policy may read: the same reader checks their names and values
+        match(condition.to_yaml(), vocabulary)
     except PredicateErrors as errors:
-        yield from (f"when: {problem}" for problem in errors.problems)
-    for fact in sorted(kernel.when.facts):
+        yield from (f"{field}: {problem}" for problem in errors.problems)
+    for fact in sorted(condition.facts):
         if fact.startswith("lib.") and fact.removeprefix("lib.") not in libraries:
-            yield f"when reads {fact}, and no plug-in declares that library with phyai_libraries()"
+            yield f"{field} reads {fact}, and no plug-in declares that library with phyai_libraries()"
 
 
 def _param_problems(kernel: Kernel) -> Iterator[str]:

@@ -196,7 +196,7 @@ def _key(decision: Decision, policy: Policy) -> tuple[Any, ...]:
     assert kernel is not None
     ties = policy.defaults.ties
     place = ties.index(kernel.backend) if kernel.backend in ties else len(ties)
-    return policy.aspects(decision.facts).preference(kernel.id), -kernel.band, place
+    return policy.aspects(decision.facts).preference(kernel.id), -kernel.band_on(decision.facts), place
 
 
 def _why(best: _Trial, usable: Sequence[_Trial], forced: str | None) -> str:

@@ -83,7 +83,7 @@ def resolve(
     if not judged.eligible:
         raise nothing_left(base, aspects.restriction, catalog)
     names = {f"{DECOMPOSED}.{op.name}": parts.kernel_ids} if op.composite else {}
-    ranking = order(judged.eligible, aspects, policy.defaults.ties, names, judged.fallback)
+    ranking = order(judged.eligible, facts, aspects, policy.defaults.ties, names, judged.fallback)
 
     def diagnosis() -> tuple[Candidate, ...]:
         return (*ranking.accepted(), *judged.rejected())
@@ -128,7 +128,7 @@ def _only_reference(
     """The sentence to warn with (or refuse) when only reference kernels are left though a backend serves the device."""
     if aspects.restriction is not None or is_decomposition(chosen):
         return None  # a rule asked for it; or each part has been through this already
-    if any(k.band is not Band.REFERENCE for k in judged.eligible):
+    if any(k.band_on(facts) is not Band.REFERENCE for k in judged.eligible):
         return None
     if aspects.fallback is not None and any(kernel_matches(p, chosen.id) for p in aspects.fallback.fallback):
         return None
@@ -153,4 +153,5 @@ def reads(op: Op, facts: Facts, catalog: Catalog, policy: Policy) -> tuple[Predi
     """Every predicate that a decision for a call with ``facts``, as far as they are known, may depend on:
     the kernels' and the rules'. Parts of a composite op have their own: see :func:`part_facts`."""
     rules = policy.candidates(facts)
-    return (*(kernel.when for kernel in catalog.kernels_of(op.name)), *(rule.match for rule in rules))
+    declared = (condition for kernel in catalog.kernels_of(op.name) for condition in kernel.conditions)
+    return (*declared, *(rule.match for rule in rules))

@@ -35,7 +35,7 @@ def ambiguous(decision: Decision, tied: tuple[Kernel, ...]) -> AmbiguousKernelEr
     matched = {name: decision.facts[name] for name in _WORTH_MATCHING if name in decision.facts}
     conditions = ", ".join(f"{name}: {value}" for name, value in {"op": decision.op, **matched}.items())
     line = f"  - {{id: {decision.op.replace('_', '-')}-tie, match: {{{conditions}}}, prefer: [{tied[0].id}]}}"
-    why = f"{names} tie (band {tied[0].band.name.lower()}) and no rule settles it"
+    why = f"{names} tie (band {tied[0].band_on(decision.facts).name.lower()}) and no rule settles it"
     settle = f"{why}; add to `rules:` in the policy, with the one you want:\n{line}"
     return AmbiguousKernelError(f"{_call(decision)}: {settle}", attrs.evolve(decision, failure=settle))
 

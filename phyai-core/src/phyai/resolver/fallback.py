@@ -19,12 +19,14 @@ class _Elsewhere:
 def serving_backends(kernels: tuple[Kernel, ...], where: Facts) -> tuple[str, ...]:
     """Backends other than reference ones that serve a device.
 
-    A backend serves it when, of all kernels of all ops, one above the reference band has a predicate that the
-    device and the installed libraries alone do not make false. ``where`` holds the ``device.*`` and ``lib.*`` facts.
+    A backend serves it when, of all kernels of all ops, one that is above the reference band on some calls has a
+    ``when`` that the device and the installed libraries alone do not make false. ``where`` holds the ``device.*`` and
+    ``lib.*`` facts.
     """
     found: dict[str, None] = {}
     for kernel in kernels:
-        if kernel.band is Band.REFERENCE or kernel.backend in found or is_decomposition(kernel):
+        reference = kernel.band is Band.REFERENCE and not kernel.bands
+        if reference or kernel.backend in found or is_decomposition(kernel):
             continue
         if kernel.when.given(where, absent=_Elsewhere()) != FALSE:
             found[kernel.backend] = None

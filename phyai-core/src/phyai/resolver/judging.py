@@ -42,7 +42,7 @@ def judge(
     for kernel in catalog.kernels_of(op.name):
         if op.decomposes:
             if is_decomposition(kernel) and not parts.problem:
-                kernel = as_resolved(kernel, parts.kernels)
+                kernel = as_resolved(kernel, parts.decisions)
             verdict = objection(kernel) or parts.objection(kernel, aspects)
         else:
             verdict = objection(kernel)
@@ -60,7 +60,7 @@ def judge(
     patterns: tuple[str, ...] = ()
     relaxed = allowed
     if able and not allowed:
-        relaxed, warnings, patterns = _relax(rule, aspects, policy, able)
+        relaxed, warnings, patterns = _relax(rule, facts, aspects, policy, able)
     kept = {k.id for k in relaxed}
     why = f"not among what rule {rule.ref} allows ({rule.restriction})"
     inner = f"{why}: its parts run {', '.join(dict.fromkeys(parts.kernel_ids))}; a rule without `op` reaches them too"
@@ -90,7 +90,7 @@ def _allows(rule: Rule, restriction: Restriction, kernel: Kernel, parts: Parts) 
 
 
 def _relax(
-    rule: Rule, aspects: Aspects, policy: Policy, able: list[Kernel]
+    rule: Rule, facts: Facts, aspects: Aspects, policy: Policy, able: list[Kernel]
 ) -> tuple[list[Kernel], tuple[str, ...], tuple[str, ...]]:
     """What a restriction that leaves nothing usable falls back to, with a warning that says so."""
     if rule.restriction is None or rule.restriction.pin:
@@ -102,7 +102,7 @@ def _relax(
             why = f"rule {rule.ref} leaves nothing usable; fell back as rule {aspects.fallback.ref} says"
             return named, (why,), patterns
     if policy.relaxes_restrictions:
-        reference = [k for k in able if k.band is Band.REFERENCE]
+        reference = [k for k in able if k.band_on(facts) is Band.REFERENCE]
         why = f"rule {rule.ref} leaves nothing usable; relaxed to a reference kernel by defaults.fallback: reference"
         return reference, (why,), ("*",)
     return [], (), ()

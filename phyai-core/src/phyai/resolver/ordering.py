@@ -1,9 +1,9 @@
 """The order of the kernels that may run a call, and what settled it.
 
-Preferences of rules come first, the highest layer's before the others'; what they leave equal goes by band;
-inside a band fused kernels come before the decomposition, a backend's own kernels go by rank, and two backends by
-``defaults.ties``. What is still
-equal then is a tie, and a tie for the first place is an error.
+Preferences of rules come first, the highest layer's before the others'; what they leave equal goes by the bands that
+kernels have on this call; inside a band fused kernels come before the decomposition, a backend's own kernels go by
+rank, and two backends by ``defaults.ties``. What is still equal then is a tie, and a tie for the first place is an
+error.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import attrs
 from phyai.composite import BACKEND as DECOMPOSED
 from phyai.composite import is_decomposition
 from phyai.decision import Accepted, RuleRef
-from phyai.kernel import Band, Kernel
+from phyai.facts import FactValue
+from phyai.kernel import Kernel
 from phyai.policy import Aspects, Rule, kernel_matches
-
-_BANDS = tuple(f"band {band.name.lower()}" for band in sorted(Band))
 
 #: ``Decision.decided_by`` where no layer of rules decided.
 CAPABILITY, BANDS, RANKS, TIES = "capability", "bands", "ranks", "ties"
@@ -36,12 +35,13 @@ class Order:
 
 def order(
     eligible: Sequence[Kernel],
+    facts: Mapping[str, FactValue],
     aspects: Aspects,
     ties: Sequence[str],
     parts: Mapping[str, Sequence[str]],
     fallback: Sequence[str] = (),
 ) -> Order:
-    """Order ``eligible`` kernels, of which there is at least one.
+    """Order ``eligible`` kernels of a call with ``facts``, of which there is at least one.
 
     ``parts`` maps a decomposition's id to the kernels that its parts resolve to: a preference that names
     all of them names it. ``fallback`` are the patterns, in order, that a restriction was relaxed to.
@@ -54,17 +54,18 @@ def order(
         id, backend = kernel.id, kernel.backend
         places = tuple([position(id) for position in of_rules])
         # Inside a band, the decomposition comes after every fused kernel. That is all that orders backends.
-        strong = (of_fallback(id) if fallback else 0, places, -kernel.band, backend == DECOMPOSED)
+        band = kernel.band_on(facts) if kernel.bands else kernel.band  # few have any
+        strong = (of_fallback(id) if fallback else 0, places, -band, backend == DECOMPOSED)
         rows.append((strong, tie_of.get(backend, len(ties)), backend, -kernel.rank, id, kernel))
     rows.sort()  # ids are unique, so that kernels are never compared
     level = [row[-1] for row in rows if row[0] == rows[0][0]]
 
     def accepted() -> tuple[Accepted, ...]:
-        why = _reasons(aspects, fallback)
+        why = _reasons(facts, aspects, fallback)
         return tuple(Accepted(row[-1].id, i, *why(row[-1], row[0][1])) for i, row in enumerate(rows))
 
     first, second = (rows * 2)[:2]
-    decided_by = _decided_by((first[-1], first[0][1]), (second[-1], second[0][1]), aspects.prefer)
+    decided_by = _decided_by((first[-1], *first[0][1:3]), (second[-1], *second[0][1:3]), aspects.prefer)
     return Order(tuple(row[-1] for row in rows), accepted, decided_by, _tied(level, ties))
 
 
@@ -103,7 +104,7 @@ def _positions(patterns: Sequence[str], parts: Mapping[str, Sequence[str]]) -> C
 
 
 def _reasons(
-    aspects: Aspects, fallback: Sequence[str]
+    facts: Mapping[str, FactValue], aspects: Aspects, fallback: Sequence[str]
 ) -> Callable[[Kernel, tuple[int, ...]], tuple[str, RuleRef | None]]:
     """What put a kernel where it is, in words, and the rule that did."""
     rule = aspects.restriction
@@ -112,7 +113,7 @@ def _reasons(
     preferring = [(len(r.prefer), r.prefer, r.ref, r.notes) for r in aspects.prefer]
 
     def why(kernel: Kernel, places: tuple[int, ...]) -> tuple[str, RuleRef | None]:
-        place = f"{_BANDS[kernel.band]}, rank {kernel.rank} in {kernel.backend}"
+        place = f"{_band(kernel, facts)}, rank {kernel.rank} in {kernel.backend}"
         by: RuleRef | None = None
         for position, (length, patterns, preference, notes) in zip(places, preferring, strict=True):
             if position < length:
@@ -130,16 +131,26 @@ def _reasons(
     return why
 
 
+def _band(kernel: Kernel, facts: Mapping[str, FactValue]) -> str:
+    """The band that a kernel has on a call, and why it is that one where it is not the same on all calls."""
+    here = kernel.band_on(facts)
+    better = [f"not {band.name.lower()}: {where.why_not(facts)}" for band, where in kernel.bands if band > here]
+    where = dict(kernel.bands).get(here)
+    said = f"band {here.name.lower()}" + (f" where {where}" if where is not None else "")
+    return f"{said} ({'; '.join(better)})" if better else said
+
+
 def _decided_by(
-    first: tuple[Kernel, tuple[int, ...]], second: tuple[Kernel, tuple[int, ...]], rules: Sequence[Rule]
+    first: tuple[Kernel, tuple[int, ...], int], second: tuple[Kernel, tuple[int, ...], int], rules: Sequence[Rule]
 ) -> str:
-    """The layer by which the first kernel, with its places in the rules' lists, stands before the second."""
-    (winner, places), (runner_up, others) = first, second
+    """The layer by which the first kernel, with its places in the rules' lists and in the bands, stands before the
+    second."""
+    (winner, places, band), (runner_up, others, other_band) = first, second
     if winner is runner_up:
         return CAPABILITY
     for rule, a, b in zip(rules, places, others, strict=True):
         if a != b:
             return str(rule.layer)
-    if winner.band != runner_up.band or is_decomposition(runner_up):
+    if band != other_band or is_decomposition(runner_up):
         return BANDS
     return RANKS if winner.backend == runner_up.backend else TIES

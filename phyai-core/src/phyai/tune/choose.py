@@ -65,11 +65,10 @@ def untuned(facts: Facts, catalog: Catalog, policy: Policy, environment: Environ
         decision, tied = cast("Decision", error.decision), True
     except NoKernelError:
         return Untuned(())
-    parts = {name: part.kernel for name, part in decision.parts.items() if part.kernel is not None}
     kernels = []
     for accepted in decision.accepted:
         kernel = catalog.kernel(accepted.kernel)
-        kernels.append(as_resolved(kernel, parts) if is_decomposition(kernel) else kernel)
+        kernels.append(as_resolved(kernel, decision.parts) if is_decomposition(kernel) else kernel)
     aspects = policy.aspects(decision.facts)
     given = {kernel.id: aspects.params(kernel.id) for kernel in kernels}
     params = {
@@ -78,7 +77,8 @@ def untuned(facts: Facts, catalog: Catalog, policy: Policy, environment: Environ
     numerics = aspects.numerics
     asked = numerics.numerics if numerics is not None else policy.defaults.numerics
     any_numerics = asked is not None and str(asked) == "any"
-    return Untuned(tuple(kernels), any_numerics, tied, {name: kernel.id for name, kernel in parts.items()}, params)
+    parts = {name: part.kernel.id for name, part in decision.parts.items() if part.kernel is not None}
+    return Untuned(tuple(kernels), any_numerics, tied, parts, params)
 
 
 @attrs.frozen

@@ -138,7 +138,7 @@ def _tells_apart(name: str) -> bool:
 
 
 def _read(op: Op, catalog: Catalog) -> set[str]:
-    return {name for kernel in catalog.kernels_of(op.name) for name in kernel.when.facts}
+    return {name for kernel in catalog.kernels_of(op.name) for p in kernel.conditions for name in p.facts}
 
 
 class _AllBut:
