@@ -33,7 +33,10 @@ def test_every_stage_is_timed_and_the_plain_implementation_agrees(family, tmp_pa
     assert status == 0, err
     record = json.loads(out)
     assert list(record["stages"]) == ["vision", "prefix", "expert", "total"]
+    assert set(record["ceilings"]["tflops"]) == {"fp32"}
     for stage in record["stages"].values():
+        assert set(stage["gflop_by_type"]) == {"fp32"}
+        assert set(stage["ceilings"]) <= {"fp32", "memory"}
         assert 0 < stage["least"] <= stage["p50"] <= stage["p90"] <= stage["p99"]
         assert stage["share_of_floor"] == pytest.approx(stage["floor"] / stage["p50"])
     assert record["stages"]["total"]["floor"] == pytest.approx(
@@ -65,6 +68,40 @@ def test_every_stage_is_timed_and_the_plain_implementation_agrees(family, tmp_pa
         assert sum(launches for _, launches, _ in stage["by_kernel"]["rows"]) == stage["kernels"]
     assert len(out) < 300_000
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+FP8 = """
+schema: phyai.kernel/v1
+quantization:
+  method: rtn
+  rules:
+  - match: {glob: "*.language_model.*.self_attn.*_proj"}
+    scheme: {weight: {dtype: fp8_e4m3, granularity: channel}, input: {dtype: fp8_e4m3, granularity: token}}
+rules: [{match: {op: gemm, quant.scheme: "*"}, restrict_to: "torch.gemm.fp8_*"}]
+"""
+
+
+def test_a_type_that_this_machine_does_not_multiply_has_no_floor_but_a_reason(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05", cameras=1, width=32, head_dim=8)
+    policy, picture = tmp_path / "fp8.yaml", tmp_path / "t.png"
+    policy.write_text(FP8)
+    arguments = ["pi05", "--checkpoint", directory, "--policy", policy, "--device", "cpu", "--runs", 1, "--warmup", 1,
+                 "--steps", 1, "--timeline", picture]  # fmt: skip
+    status, out, err = run(*arguments, "--json", catalog=catalog)
+    assert status == 0, err
+    record = json.loads(out)
+    assert "bf16" in record["ceilings"]["tflops"]
+    assert "emulates" in record["ceilings"]["not_measured"]["fp8_e4m3"]
+    prefix = record["stages"]["prefix"]
+    assert set(prefix["ceilings"]) == {"bf16", "fp8_e4m3"}
+    assert prefix["floor"] is prefix["share_of_floor"] is prefix["by_kind"]["product"]["floor_us"] is None
+    assert record["stages"]["vision"]["floor"] > 0
+    assert record["stages"]["total"]["floor"] is None
+    status, out, err = run(*arguments, catalog=catalog)
+    assert status == 0, err
+    assert "fp8_e4m3 not measured: cpu does not multiply fp8_e4m3" in out
+    (line,) = (line for line in out.splitlines() if line.startswith("prefix") and "fp8_e4m3" in line)
+    assert line.split()[4:8] == ["–", "–", "bf16,", "fp8_e4m3"]
 
 
 def test_batches_with_fewer_cameras_than_the_model_has(tmp_path, catalog):
@@ -99,7 +136,7 @@ def test_a_table_for_people(tmp_path, catalog):
     assert told >= {
         (stage, what) for stage in ("vision", "prefix", "expert") for what in ("product", "attention", "gaps")
     }
-    assert "ceilings" in out
+    assert "ceilings: fp32 " in out
     assert "memory: parameters" in out
 
 

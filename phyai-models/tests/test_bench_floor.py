@@ -12,7 +12,6 @@ from phyai_models.bench.floor import (
     floor_seconds,
     layer_parameters,
     modulation_parameters,
-    prefix,
     siglip_parameters,
     stages,
     vision,
@@ -55,7 +54,7 @@ def test_leaving_out_the_last_layer_saves_as_much_as_it_costs():
 
 def test_operations_of_a_whole_inference():
     work = stages(Case(PI05, 3, 200), skip_last_layer=False)
-    assert sum(w.flops for w in work.values()) == pytest.approx(5.0e12, rel=0.01)
+    assert sum(w.operations for w in work.values()) == pytest.approx(5.0e12, rel=0.01)
 
 
 def test_the_expert_reads_its_weights_every_step_and_the_cache_of_every_request():
@@ -64,16 +63,30 @@ def test_the_expert_reads_its_weights_every_step_and_the_cache_of_every_request(
     cache = 2 * 18 * 968 * 256 * 2
     assert cache == pytest.approx(17.8e6, rel=0.01)
     assert many.bytes - one.bytes == 7 * 10 * cache
-    assert many.flops == 8 * one.flops
+    assert many.operations == 8 * one.operations
 
 
-def test_fp8_halves_the_bytes():
-    assert vision(Case(PI05, 3, 200, itemsize=1)).bytes * 2 == vision(Case(PI05, 3, 200)).bytes
+def test_float32_doubles_the_bytes():
+    assert vision(Case(PI05, 3, 200, dtype="fp32")).bytes == 2 * vision(Case(PI05, 3, 200)).bytes
 
 
 def test_a_floor_is_the_longer_of_computing_and_reading():
-    assert Work(flops=6, bytes=10).seconds(Ceilings(flops=2, bandwidth=5)) == 3
-    assert Work(flops=6, bytes=20).seconds(Ceilings(flops=2, bandwidth=5)) == 4
+    ceilings = Ceilings(flops={"bf16": 2}, bandwidth=5)
+    for nbytes, seconds, limit in ((10, 3, "bf16"), (20, 4, "memory")):
+        work = Work({"bf16": 6}, nbytes)
+        assert (work.seconds(ceilings), work.limits(ceilings)) == (seconds, (limit,))
+
+
+def test_products_in_several_types_take_their_times_one_after_another():
+    work, ceilings = Work({"bf16": 6, "fp8_e4m3": 12}, 10), Ceilings({"bf16": 2, "fp8_e4m3": 4}, bandwidth=5)
+    assert work.seconds(ceilings) == 6 / 2 + 12 / 4
+    assert work.limits(ceilings) == ("fp8_e4m3", "bf16")
+
+
+def test_there_is_no_floor_without_the_ceiling_that_it_stands_under():
+    work, ceilings = Work({"bf16": 6, "int4": 12}, 10), Ceilings({"bf16": 2}, bandwidth=5)
+    assert work.seconds(ceilings) is None
+    assert floor_seconds({"a": work, "b": Work({"bf16": 6})}, ceilings) == {"a": None, "b": 3, "total": None}
 
 
 def counted_flops(work):
@@ -98,9 +111,9 @@ def test_counts_equal_what_torch_counts_in_the_plain_implementation(tmp_path):
     inputs = from_lerobot(random_batch(directory, batch=1, tokens=7), config)
     given = [getattr(inputs, f.name) for f in attrs.fields(Inputs)]
     case = Case(config, 2, 7, steps=4)
-    assert counted_flops(lambda: plain.image(inputs.images[0])) == vision(case).flops
+    assert counted_flops(lambda: plain.image(inputs.images[0])) == vision(case).operations
     whole = counted_flops(lambda: plain(*given, plain.embedded_times(4)))
     heads = 2 * 2 * config.max_action_dim * config.expert.width * config.chunk_size * 4  # in and out, every step
     times = 2 * (2 * config.expert.width**2 + modulation_parameters(config.expert)) * 4  # not hoisted there
-    ours = vision(case).flops + prefix(case, skip_last_layer=False).flops + expert(case).flops
+    ours = sum(w.operations for w in stages(case, skip_last_layer=False).values())
     assert whole == ours + heads + times

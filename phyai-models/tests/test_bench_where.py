@@ -1,12 +1,17 @@
 """A pass as a flat list of calls: it computes what the model computes, and its calls' floors are the stages'."""
 
+import math
+
+import attrs
 import pytest
 import torch
 from phyai.engine import RuntimeConfig
-from phyai_models.bench.floor import Case, stages
+from phyai.kernel import Band
+from phyai.policy import parse_policy
+from phyai_models.bench.floor import Case, Ceilings, Work, stages
 from phyai_models.bench.tape import record_tape
 from phyai_models.bench.timeline import Span
-from phyai_models.bench.where import split, work_of
+from phyai_models.bench.where import Timed, by_kind, profile_stage, rows_of, split
 from phyai_models.pi.inputs import from_lerobot
 from pi_cases import engine, random_batch, random_checkpoint
 
@@ -61,18 +66,85 @@ def test_a_tape_has_the_kernels_themselves_and_no_call_site(hosted):
 @torch.no_grad()
 def test_floors_of_calls_sum_up_to_those_of_the_stages(hosted):
     running, program, _ = hosted
-    config = running.model.config
-    case = Case(config, cameras=3, prompt=7, steps=3, itemsize=4)
+    case = Case(running.model.config, cameras=3, prompt=7, steps=3, dtype="fp32")
     for name, want in stages(case).items():
-        tape = record_tape(program.stages[name], running.dispatcher)
-        heads = {"head"}  # what leads into the expert and out of it, which the stages' floors leave out
-        works = [
-            work_of(call, case)
-            for call in tape.calls
-            if call.site is not None and call.site.static.get("role") not in heads
-        ]
-        assert sum(work.flops for work in works) == pytest.approx(want.flops, rel=1e-9), name
-        assert sum(work.bytes for work in works) == pytest.approx(want.bytes, rel=1e-9), name
+        got = profiled(running, program, name, case).work
+        assert got.flops == {"fp32": pytest.approx(want.operations, rel=1e-9)}, name
+        assert got.bytes == pytest.approx(want.bytes, rel=1e-9), name
+
+
+def profiled(running, program, stage, case):
+    work = program.stages[stage]
+    return profile_stage(work, work, running.dispatcher, torch.device("cpu"), case)
+
+
+SIZES = {"width": 32, "expert_width": 16, "head_dim": 8}
+FEED_FORWARD = """
+schema: phyai.kernel/v1
+quantization:
+  method: rtn
+  rules: [{match: {glob: "*.language_model.*.mlp.*_proj"}, scheme: %s}]
+rules: [{match: {op: gemm, quant.scheme: "*"}, restrict_to: "%s"}]
+"""
+FP8_A8 = "{weight: {dtype: fp8_e4m3, granularity: channel}, input: {dtype: fp8_e4m3, granularity: token}}"
+INT8_A8 = "{weight: {dtype: int8, granularity: channel}, input: {dtype: int8, granularity: token}}"
+INT4_A8 = "{weight: {dtype: int4, group_size: 16}, input: {dtype: int8, granularity: token}}"
+INT4 = "{weight: {dtype: int4, group_size: 16}}"
+
+
+def fast(catalog):
+    """The catalog with a backend whose kernels do what the quantized reference kernels do, above their band."""
+    rows = [catalog.kernel(f"reference.gemm.{variant}") for variant in ("weight_only", "integer", "quantized_input")]
+    kernels = [attrs.evolve(row, id=f"fast.gemm.{row.variant}", band=Band.OPTIMIZED) for row in rows]
+    return attrs.evolve(catalog, kernels=tuple(sorted([*catalog.kernels, *kernels], key=lambda kernel: kernel.id)))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kernels", "computed", "nbytes"),
+    [
+        (FP8_A8, "fast.*", "fp8_e4m3", lambda n, k: n * k + 4 * n),
+        (INT8_A8, "fast.*", "int8", lambda n, k: n * k + 4 * n),
+        (INT4_A8, "fast.*", "int8", lambda n, k: n * k / 2 + 4 * n * math.ceil(k / 16)),
+        (INT4, "fast.*", "bf16", lambda n, k: n * k / 2 + 4 * n * math.ceil(k / 16)),
+        (FP8_A8, "reference.*", "fp32", lambda n, k: n * k + 4 * n),
+    ],
+)
+@torch.no_grad()
+def test_a_quantized_product_counts_in_what_its_kernel_computes(scheme, kernels, computed, nbytes, tmp_path, catalog):
+    """The operations stay; the type is that of the quantized inputs, where a kernel multiplies them so; the bytes are
+    those of codes and scales."""
+    directory, catalog = random_checkpoint(tmp_path, "pi05", cameras=1, **SIZES), fast(catalog)
+    policy = parse_policy(FEED_FORWARD % (scheme, kernels), catalog=catalog).policy
+    with engine(directory, catalog=catalog, policy=policy, runtime=STATIC, dtype="bf16") as running:
+        runner = running.model.runner
+        inputs = from_lerobot(random_batch(directory, batch=1, tokens=7), runner.config)
+        program = runner.program(inputs, 3)
+        program.load(inputs, replan=False)
+        program.compute()
+        program.stages["vision"]()
+        case = Case(runner.config, cameras=1, prompt=7, steps=3)
+        found = profiled(running, program, "prefix", case)
+    config, want = runner.config.language_model, stages(case)["prefix"]
+    width, hidden, layers = config.width, config.mlp_dim, config.depth - 1  # of the last one keys and values alone
+    calls = [call for call in found.calls if call.kernel.startswith(kernels[:-1]) and call.op == "gemm"]
+    assert len(calls) == 2 * layers
+    assert {tuple(call.work.flops) for call in calls} == {(computed,)}
+    assert sum(call.work.operations for call in calls) == 2 * case.prefix_tokens * 3 * width * hidden * layers
+    assert sum(call.work.bytes for call in calls) == (nbytes(2 * hidden, width) + nbytes(width, hidden)) * layers
+    assert found.work.operations == want.operations
+
+
+def test_a_row_without_a_ceiling_says_so_and_the_others_have_their_floor():
+    spans = [Span("a", 0, 5)]
+    calls = [
+        Timed("product", "prefix", "gemm", "fast.gemm.a4", "M=2", spans, Work({"int4": 8.0})),
+        Timed("product", "prefix", "gemm", "torch.gemm.bf16", "M=2", spans, Work({"bf16": 8.0})),
+        Timed("attention", "prefix", "attention", "torch.attention", "", spans, Work({"bf16": 8.0}, 1e6)),
+    ]
+    rows = rows_of(calls, Ceilings({"bf16": 4e6}, bandwidth=1e6))
+    assert [(row.floor_us, row.ceiling) for row in rows] == [(None, "int4"), (2.0, "bf16"), (1e6, "memory")]
+    kinds = by_kind(calls, rows)
+    assert [(kind, found["floor_us"]) for kind, found in kinds.items()] == [("product", None), ("attention", 1e6)]
 
 
 def test_marks_tell_whose_kernel_is_whose():

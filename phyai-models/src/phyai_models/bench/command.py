@@ -93,10 +93,13 @@ def _check_timeline(path: Path) -> None:
 
 
 def _where(name: str, stage: dict[str, Any]) -> list[tuple[str, ...]]:
+    from phyai_models.bench.words import or_dash
+
     kinds = [
-        (name, kind, str(found["kernels"]), f"{found['us'] / 1e3:.3f}", f"{found['floor_us'] / 1e3:.3f}")
+        (name, kind, str(found["kernels"]), f"{found['us'] / 1e3:.3f}",
+         or_dash(found["floor_us"], ".3f", 1e-3))
         for kind, found in stage["by_kind"].items()
-    ]
+    ]  # fmt: skip
     return [*kinds, (name, "gaps", "", f"{stage['gap_ms']:.3f}", "")]
 
 
@@ -108,18 +111,22 @@ def _count(text: str) -> int:
 
 
 def _show(record: dict[str, Any], context: Context) -> None:
-    case, ceilings = record["case"], record["ceilings"]
+    from phyai_models.bench.words import ceilings_in_words, or_dash
+
+    case = record["case"]
     what = f"{record['model']} on {record['device']}, torch {record['torch']}, {case['dtype']}"
     context.say(
-        f"{what}, {case['weights']} weights, {record['shape']}\n"
-        f"ceilings {ceilings['tflops']:.1f} TFLOP/s, {ceilings['tb_per_s']:.2f} TB/s\n"
+        f"{what}, {case['weights']} weights, {record['shape']}\nceilings: {ceilings_in_words(record['ceilings'])}\n"
     )
     rows = [
-        (name, *(f"{stage[key]:.2f}" for key in ("p50", "p90", "p99", "floor")), f"{stage['share_of_floor']:.0%}",
-         str(stage.get("kernels", "")), f"{stage['kernel_ms']:.2f}" if "kernel_ms" in stage else "")
+        (
+            name, *(f"{stage[key]:.2f}" for key in ("p50", "p90", "p99")),
+            or_dash(stage["floor"], ".2f"), or_dash(stage["share_of_floor"], ".0%"), ", ".join(stage["ceilings"]),
+            str(stage.get("kernels", "")), f"{stage['kernel_ms']:.2f}" if "kernel_ms" in stage else "",
+        )
         for name, stage in record["stages"].items()
     ]  # fmt: skip
-    columns = ("stage", "p50 ms", "p90", "p99", "floor ms", "floor/p50", "kernels", "in kernels ms")
+    columns = ("stage", "p50 ms", "p90", "p99", "floor ms", "floor/p50", "ceiling", "kernels", "in kernels ms")
     context.table(columns, rows, title="on the device")
     context.table(
         ("stage", "what", "kernels", "ms", "floor ms"),

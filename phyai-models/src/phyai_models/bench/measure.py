@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,15 @@ import torch
 from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig, RuntimeConfig
 from phyai.engine.decisions import decision_rows
 from phyai.errors import InputError
+from phyai.facts import canonical_dtype
 
 from phyai_models.bench.baseline import TimeBoxError, make_baseline, plain_model, worst_cosine
-from phyai_models.bench.floor import Case, Ceilings, floor_seconds, stages
-from phyai_models.bench.tape import record_tape
-from phyai_models.bench.timeline import Span, draw, totals
-from phyai_models.bench.timing import Timing, measure_ceilings, time_device, time_wall
-from phyai_models.bench.where import Row, by_kind, rows_of, spans_of, table
+from phyai_models.bench.ceilings import measure_ceilings
+from phyai_models.bench.floor import Case, Ceilings, Work, floor_seconds
+from phyai_models.bench.timeline import draw
+from phyai_models.bench.timing import Timing, time_device, time_wall
+from phyai_models.bench.where import StageProfile, profile_stage
+from phyai_models.bench.words import ceilings_in_words, floor_in_words
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.hosted import PiArgs, RandomCheckpoint, source_of
 from phyai_models.pi.inputs import Inputs
@@ -107,15 +109,12 @@ class _Bench:
         program = self.runner.program(inputs, self.steps)
         program.load(inputs, replan=False)
         self.say("timing")
-        ceilings = measure_ceilings(self.device, self.model.precision.towers)
-        case = Case(config, self.cameras, self.prompt, options.batch, self.steps,
-                    self.model.precision.towers.itemsize)  # fmt: skip
-        work = stages(case, skip_last_layer=self.model.savings.skip_last_layer)
-        floors = floor_seconds(work, ceilings)
-        flops = {name: part.flops for name, part in work.items()}
-        flops["total"] = sum(flops.values())
         recordings = self.stage_recordings(program)
         timings = {n: self.device_time(r.replay) for n, r in {**recordings, "total": _recorded(program)}.items()}
+        end_to_end, memory, allocated = self.end_to_end(inputs), self.runner.memory(), self.allocated()
+        profiles = self.profiles(program, recordings)
+        self.say("measuring ceilings")
+        ceilings = measure_ceilings(self.device, set().union(*(profile.types() for profile in profiles.values())))
         result: dict[str, Any] = {
             "model": options.family, "device": self.device_name(), "torch": torch.__version__,
             "execution": self.runner.execution, "shape": str(self.runner.shape(inputs, self.steps)),
@@ -124,20 +123,17 @@ class _Bench:
                 "steps": self.steps, "chunk": config.chunk_size, "dtype": options.dtype, "exact": options.exact,
                 "weights": "random" if isinstance(options.weights, RandomCheckpoint) else str(options.weights),
             },
-            "ceilings": {"tflops": ceilings.flops / 1e12, "tb_per_s": ceilings.bandwidth / 1e12},
-            "stages": {
-                name: {
-                    **attrs.asdict(timing), "floor": floors[name] * 1e3,
-                    "share_of_floor": floors[name] * 1e3 / timing.p50,
-                    "gflop": flops[name] / 1e9,
-                }
-                for name, timing in timings.items()
+            "ceilings": {
+                "tflops": {dtype: rate / 1e12 for dtype, rate in ceilings.flops.items()},
+                "tb_per_s": ceilings.bandwidth / 1e12, "not_measured": dict(ceilings.unknown),
             },
-            "end_to_end": self.end_to_end(inputs),
-            "memory": {**attrs.asdict(self.runner.memory()), "allocated": self.allocated()},
+            "stages": _stages(timings, profiles, ceilings),
+            "end_to_end": end_to_end,
+            "memory": {**attrs.asdict(memory), "allocated": allocated},
             "decisions": [row.to_json() for row in decision_rows(self.engine.dispatcher.report())],
         }  # fmt: skip
-        self.profile(program, recordings, case, ceilings, result)
+        if options.timeline is not None:
+            self.draw(profiles, result, options.timeline)
         if options.baselines:
             result["baselines"] = self.baselines(inputs, timings["total"])
         return result
@@ -172,27 +168,16 @@ class _Bench:
         return {name: attrs.asdict(timing) for name, timing in results.items()}
 
     @torch.no_grad()
-    def profile(
-        self, program: Program, recordings: dict[str, Recording], case: Case, ceilings: Ceilings, result: dict[str, Any]
-    ) -> None:
-        """Add to every stage of ``result`` where its time goes: by kernel, by site, by kind."""
-        spans: dict[str, list[Span]] = {}
+    def profiles(self, program: Program, recordings: Mapping[str, Recording]) -> dict[str, StageProfile]:
+        """Where the time of every stage goes."""
+        dtype = canonical_dtype(str(self.model.precision.towers))
+        case = Case(self.config, self.cameras, self.prompt, self.options.batch, self.steps, dtype)
+        found = {}
         for name, stage in program.stages.items():
             self.say(f"profiling: {name}")
-            tape = record_tape(stage, self.engine.dispatcher)
-            each, spans[name], in_place = spans_of(tape, recordings[name].replay, self.device)
-            rows: list[Row] = rows_of(tape, each, case, ceilings)
-            record, busy = result["stages"][name], sum(span.length for span in spans[name]) / 1e3
-            record["kernels"] = len(spans[name])
-            record["kernel_ms"] = busy
-            record["gap_ms"] = record["p50"] - busy
-            record["by_kind"] = by_kind(tape, each, rows)
-            record["by_site"] = {"timed": "in the graph" if in_place else "call by call", **table(rows)}
-            record["by_kernel"] = {"columns": ("name", "launches", "us"), "rows": totals(spans[name])}
-        if self.options.timeline is not None:
-            given, total = result["case"], result["stages"]["total"]["p50"]
-            what = f"{given['cameras']} cameras, {given['prompt_tokens']} prompt tokens, batch {given['batch']}"
-            draw(spans, self.options.timeline, f"{result['model']} on {result['device']}: {what}; {total:.2f} ms")
+            replay, dispatcher = recordings[name].replay, self.engine.dispatcher
+            found[name] = profile_stage(stage, replay, dispatcher, self.device, case)
+        return found
 
     def baselines(self, inputs: Inputs, total: Timing) -> dict[str, Any]:
         batches = [self.inputs() for _ in range(-(-self.options.samples // self.options.batch))]
@@ -218,6 +203,16 @@ class _Bench:
             }  # fmt: skip
             del plain, baseline
         return found
+
+    def draw(self, profiles: Mapping[str, StageProfile], result: Mapping[str, Any], path: Path) -> None:
+        given, stages = result["case"], result["stages"]
+        what = f"{given['cameras']} cameras, {given['prompt_tokens']} prompt tokens, batch {given['batch']}"
+        title = f"{result['model']} on {result['device']}: {what}; {stages['total']['p50']:.2f} ms"
+        draw(
+            {name: profile.spans for name, profile in profiles.items()}, path,
+            f"{title}\nceilings: {ceilings_in_words(result['ceilings'])}",
+            {name: floor_in_words(stages[name], result["ceilings"]) for name in profiles},
+        )  # fmt: skip
 
     # Inputs
 
@@ -259,3 +254,27 @@ class _Bench:
 def _recorded(program: Program) -> Recording:
     assert program.recording is not None  # Runner.program records it
     return program.recording
+
+
+def _stages(
+    timings: Mapping[str, Timing], profiles: Mapping[str, StageProfile], ceilings: Ceilings
+) -> dict[str, dict[str, Any]]:
+    """Every stage and their total: times, the least that they do, the floor, and where the time goes."""
+    works = {name: profile.work for name, profile in profiles.items()}
+    floors = floor_seconds(works, ceilings)
+    works["total"] = sum(works.values(), Work())
+    limits = {name: works[name].limits(ceilings) for name in profiles}
+    limits["total"] = tuple(dict.fromkeys(each for stage in limits.values() for each in stage))
+    found = {}
+    for name, timing in timings.items():
+        floor = floors[name]
+        found[name] = {
+            **attrs.asdict(timing),
+            "floor": None if floor is None else floor * 1e3,
+            "share_of_floor": None if floor is None else floor * 1e3 / timing.p50,
+            "ceilings": limits[name],
+            "gflop": works[name].operations / 1e9,
+            "gflop_by_type": {dtype: count / 1e9 for dtype, count in works[name].flops.items()},
+            **(profiles[name].record(ceilings, timing.p50) if name in profiles else {}),
+        }
+    return found

@@ -54,8 +54,8 @@ def totals(spans: Sequence[Span]) -> list[tuple[str, int, float]]:
     return [(name[:NAME], len(each), round(sum(each), 3)) for name, each in ordered]
 
 
-def draw(stages: Mapping[str, Sequence[Span]], path: Path, title: str) -> None:
-    """Write a PNG: a lane for every stage, kernels coloured by what they are.
+def draw(stages: Mapping[str, Sequence[Span]], path: Path, title: str, notes: Mapping[str, str]) -> None:
+    """Write a PNG: a lane for every stage, kernels coloured by what they are. ``notes`` stand beside a stage's name.
 
     Raises:
         InputError: matplotlib is not installed, or the file cannot be written.
@@ -72,7 +72,7 @@ def draw(stages: Mapping[str, Sequence[Span]], path: Path, title: str) -> None:
     kinds = dict.fromkeys(kind_of(span.name) for spans in stages.values() for span in spans)
     colours = {kind: f"C{i}" for i, kind in enumerate(kinds)}
     for axis, (name, spans) in zip(lanes[:, 0], stages.items(), strict=True):
-        _lane(axis, name, spans, colours)
+        _lane(axis, name, spans, colours, notes.get(name, ""))
     handles = [Patch(color=colour) for colour in colours.values()]
     figure.legend(handles, colours, loc="upper right", ncols=len(colours), fontsize=8, frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
@@ -85,14 +85,15 @@ def draw(stages: Mapping[str, Sequence[Span]], path: Path, title: str) -> None:
         plt.close(figure)
 
 
-def _lane(axis: Any, name: str, spans: Sequence[Span], colours: Mapping[str, str]) -> None:
+def _lane(axis: Any, name: str, spans: Sequence[Span], colours: Mapping[str, str], note: str) -> None:
     for kind, colour in colours.items():
         bars = [(span.begin / 1e3, span.length / 1e3) for span in spans if kind_of(span.name) == kind]
         axis.broken_barh(bars, (0, 1), facecolors=colour)
     busy = sum(span.length for span in spans) / 1e3
     end = max((span.begin + span.length for span in spans), default=0.0) / 1e3
     axis.set(yticks=[], xlim=(0, end or 1))
-    axis.set_title(f"{name}: {len(spans)} kernels, busy {busy:.2f} of {end:.2f} ms", loc="left", fontsize=9)
+    said = f"{name}: {len(spans)} kernels, busy {busy:.2f} of {end:.2f} ms"
+    axis.set_title(f"{said}; {note}" if note else said, loc="left", fontsize=9)
     axis.set_xlabel("ms", fontsize=8)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 import attrs
 import torch
 
-from phyai_models.bench.floor import Ceilings
-
 
 @attrs.frozen
 class Timing:
@@ -69,14 +67,3 @@ def time_wall(work: Callable[[], object], device: torch.device, *, warmup: int, 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """A large matrix product and a large read on this device, now: the best of several."""
-    gpu = device.type == "cuda"
-    size, count = (8192, 1 << 31) if gpu else (512, 1 << 24)
-    factors = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(2)]
-    product = time_device(lambda: torch.mm(*factors), device, warmup=5 if gpu else 1, runs=10 if gpu else 3)
-    block = torch.ones(count // 4, device=device, dtype=torch.float32)
-    read = time_device(lambda: torch.sum(block), device, warmup=2, runs=5)
-    return Ceilings(flops=2 * size**3 / (product.least / 1e3), bandwidth=count / (read.least / 1e3))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
-from phyai.facts import Facts, whole
+from phyai.dispatch import Dispatcher
 
-from phyai_models.bench.floor import Case, Ceilings, Work, expert
-from phyai_models.bench.tape import Call, Tape
-from phyai_models.bench.timeline import Span, kind_of, profile
+from phyai_models.bench.floor import Case, Ceilings, Work
+from phyai_models.bench.tape import Call, Tape, record_tape
+from phyai_models.bench.timeline import Span, kind_of, profile, totals
+from phyai_models.bench.work import PRODUCTS, work_of
 
-#: Weights that a product reads whole, by the ops that have them.
-PRODUCTS = ("gemm", "mlp", "gated_mlp", "qkv_rope_kv_write", "conv2d")
-MATRICES = ("weight", "gate_up", "down", "fc1", "fc2")
 #: What an op is, where its kernel's name does not tell.
 KINDS = {
     **dict.fromkeys(PRODUCTS, "product"), "attention": "attention", "attention_paged": "attention", "rope": "rope",
@@ -25,13 +23,27 @@ KINDS = {
 }  # fmt: skip
 _MARK = "spin_kernel"  # what torch.cuda._sleep launches
 
-COLUMNS = ("kind", "role", "op", "kernel", "size", "calls", "kernels", "us", "floor_us")
+COLUMNS = ("kind", "role", "op", "kernel", "size", "calls", "kernels", "us", "floor_us", "ceiling")
+
+
+@attrs.frozen
+class Timed:
+    """A call of a pass: what it is, the kernels that it launched, and the least that it does."""
+
+    kind: str
+    role: str
+    op: str
+    kernel: str
+    size: str
+    spans: Sequence[Span]
+    work: Work
 
 
 @attrs.frozen
 class Row:
     """Calls of one kernel at sites of one role, with the same sizes. ``kernels`` are launches, ``us`` microseconds, all
-    calls together; ``floor_us`` is the least that their products, attention and weights take."""
+    calls together; ``floor_us`` is the least that their products, attention and weights take under the ``ceiling`` (the
+    types of the products, or memory), None where that was not measured."""
 
     kind: str
     role: str
@@ -41,108 +53,112 @@ class Row:
     calls: int
     kernels: int
     us: float
-    floor_us: float
+    floor_us: float | None
+    ceiling: str
 
 
-def rows_of(tape: Tape, spans: Sequence[Sequence[Span]], case: Case, ceilings: Ceilings) -> list[Row]:
-    """One row for every kind of call on the tape, the longest first; ``spans`` are the kernels of each call."""
-    found: dict[tuple[str, str, str, str, str], list[tuple[Sequence[Span], float]]] = {}
-    for call, own in zip(tape.calls, spans, strict=True):
-        if own:
-            floor = work_of(call, case).seconds(ceilings) * 1e6
-            found.setdefault(_key(call), []).append((own, floor))
+@attrs.frozen
+class StageProfile:
+    """Where the time of a stage goes: its calls, and all its kernels, ``spans``. ``in_place``: the calls' times are
+    from there."""
+
+    calls: Sequence[Timed]
+    spans: Sequence[Span]
+    in_place: bool
+
+    @property
+    def work(self) -> Work:
+        """The least that the stage does. What leads into the expert and out of it is not part of it."""
+        return sum((call.work for call in self.calls if call.role != "head"), Work())
+
+    def types(self) -> set[str]:
+        """The types that it computes in."""
+        return {dtype for call in self.calls for dtype in call.work.flops}
+
+    def record(self, ceilings: Ceilings, milliseconds: float) -> dict[str, Any]:
+        """By kernel, by site, by kind, as plain data, of a stage that takes so long."""
+        rows, busy = rows_of(self.calls, ceilings), sum(span.length for span in self.spans) / 1e3
+        return {
+            "kernels": len(self.spans), "kernel_ms": busy, "gap_ms": milliseconds - busy,
+            "by_kind": by_kind(self.calls, rows),
+            "by_site": {"timed": "in the graph" if self.in_place else "call by call", **table(rows)},
+            "by_kernel": {"columns": ("name", "launches", "us"), "rows": totals(self.spans)},
+        }  # fmt: skip
+
+
+def profile_stage(
+    stage: Callable[[], None], replay: Callable[[], object], dispatcher: Dispatcher, device: torch.device, case: Case
+) -> StageProfile:
+    """Run a stage, whose calls must have been decided, to see its calls, and replay its recording to time them."""
+    tape = record_tape(stage, dispatcher)
+    each, spans, in_place = spans_of(tape, replay, device)
+    calls = [_timed(call, own, case) for call, own in zip(tape.calls, each, strict=True)]
+    return StageProfile(calls, spans, in_place)
+
+
+def rows_of(calls: Sequence[Timed], ceilings: Ceilings) -> list[Row]:
+    """One row for every kind of call, the longest first."""
+    found: dict[tuple[str, str, str, str, str, str], list[Timed]] = {}
+    for call in calls:
+        if call.spans:
+            ceiling = ", ".join(call.work.limits(ceilings))
+            found.setdefault((call.kind, call.role, call.op, call.kernel, call.size, ceiling), []).append(call)
     rows = [
         Row(
-            kind, role, op, kernel, size, calls=len(each), kernels=sum(len(own) for own, _ in each),
-            us=round(sum(span.length for own, _ in each for span in own), 3),
-            floor_us=round(sum(floor for _, floor in each), 3),
+            kind, role, op, kernel, size, calls=len(each), kernels=sum(len(call.spans) for call in each),
+            us=round(sum(span.length for call in each for span in call.spans), 3),
+            floor_us=_added(_microseconds(call.work, ceilings) for call in each), ceiling=ceiling,
         )
-        for (kind, role, op, kernel, size), each in found.items()
+        for (kind, role, op, kernel, size, ceiling), each in found.items()
     ]  # fmt: skip
     return sorted(rows, key=lambda row: -row.us)
 
 
-def by_kind(tape: Tape, spans: Sequence[Sequence[Span]], rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Launches and microseconds of every kind of kernel, and the floor of the calls of that kind. A call that is a
-    product and more counts by its kernels, its floor with the products."""
-    found: dict[str, dict[str, float]] = {}
-    for call, own in zip(tape.calls, spans, strict=True):
-        for span in own:
+def by_kind(calls: Sequence[Timed], rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
+    """Launches and microseconds of every kind of kernel, and the floor of the calls of that kind, None where that is
+    not known. A call that is a product and more counts by its kernels, its floor with the products."""
+    lengths: dict[str, list[float]] = {}
+    for call in calls:
+        for span in call.spans:
             kind = kind_of(span.name)
-            total = found.setdefault(
-                _kind(call) if kind == "other" else kind, {"kernels": 0, "us": 0.0, "floor_us": 0.0}
-            )
-            total["kernels"] += 1
-            total["us"] += span.length
+            lengths.setdefault(call.kind if kind == "other" else kind, []).append(span.length)
+    floors: dict[str, list[float | None]] = {}
     for row in rows:
-        if row.floor_us:
-            found.setdefault(row.kind, {"kernels": 0, "us": 0.0, "floor_us": 0.0})["floor_us"] += row.floor_us
-    ordered = sorted(found.items(), key=lambda item: -item[1]["us"])
-    return {kind: {name: round(value, 3) for name, value in total.items()} for kind, total in ordered}
+        if row.floor_us != 0:
+            floors.setdefault(row.kind, []).append(row.floor_us)
+    kinds = dict.fromkeys((*sorted(lengths, key=lambda kind: -sum(lengths[kind])), *floors))
+    return {
+        kind: {
+            "kernels": len(lengths.get(kind, ())), "us": round(sum(lengths.get(kind, ())), 3),
+            "floor_us": _added(floors.get(kind, ())),
+        }
+        for kind in kinds
+    }  # fmt: skip
 
 
-def _key(call: Call) -> tuple[str, str, str, str, str]:
+def _microseconds(work: Work, ceilings: Ceilings) -> float | None:
+    seconds = work.seconds(ceilings)
+    return None if seconds is None else seconds * 1e6
+
+
+def _added(floors: Iterable[float | None]) -> float | None:
+    """The sum of microseconds; None where one of them is not known."""
+    total = 0.0
+    for floor in floors:
+        if floor is None:
+            return None
+        total += floor
+    return round(total, 3)
+
+
+def _timed(call: Call, spans: Sequence[Span], case: Case) -> Timed:
     if call.site is None:
-        return _kind(call), "", "", call.name, ""
-    facts = call.site.facts_of_call(call.args)
-    sizes = ((dim.name, facts.get(f"shape.{dim.name}")) for dim in call.site.op.dims)
+        return Timed("between", "", "", call.name, "", spans, Work())
+    facts, op = call.site.facts_of_call(call.args), call.site.op
+    sizes = ((dim.name, facts.get(f"shape.{dim.name}")) for dim in op.dims)
     size = " ".join(f"{name}={value}" for name, value in sizes if value is not None)
-    return _kind(call), str(facts.get("role") or ""), call.site.op.name, call.name, size
-
-
-def _kind(call: Call) -> str:
-    if call.site is None:
-        return "between"
-    op = call.site.op.name
-    return KINDS.get(op, "norm" if "norm" in op else "other")
-
-
-def work_of(call: Call, case: Case) -> Work:
-    """The least that a call does: products and attention by their operations, weights, keys and values by their bytes.
-
-    What else a call reads and writes fits into caches and counts nothing.
-    """
-    site = call.site
-    if site is None:
-        return Work(0, 0)
-    facts, op = site.facts_of_call(call.args), site.op.name
-    if op == "expert_steps":
-        return expert(case)
-    if op in PRODUCTS:
-        held = [site.weights[name] for name in MATRICES if site.weights.get(name) is not None]
-        elements = sum(_elements(weight) for weight in held)
-        return Work(2 * _rows(call, facts, held[0]) * elements, sum(_nbytes(weight) for weight in held))
-    if op in ("attention", "attention_paged"):
-        return _attention(call, facts, case)
-    return Work(0, 0)
-
-
-def _attention(call: Call, facts: Facts, case: Case) -> Work:
-    heads, kv_heads, dim = (whole(facts, f"shape.{name}") for name in ("heads", "kv_heads", "head_dim"))
-    q, itemsize = call.args[0], call.args[0].element_size()
-    queries = q.numel() // (heads * dim)
-    if facts.get("op") == "attention":
-        return Work(4 * queries * call.args[1].shape[-3] * heads * dim, 0)
-    prefix = facts.get("role") == "prefix"
-    keys = case.prefix_tokens + (0 if prefix else case.suffix_tokens)
-    cache = 0 if prefix else 2 * case.batch * case.prefix_tokens * kv_heads * dim * itemsize
-    return Work(4 * queries * keys * heads * dim, cache)
-
-
-def _rows(call: Call, facts: Facts, weight: Any) -> int:
-    for name in ("shape.M", "shape.T"):
-        if name in facts:
-            return whole(facts, name)
-    y = call.results[0] if isinstance(call.results, tuple) else call.results
-    return int(y.numel() // weight.shape[0])  # a convolution: places of its output
-
-
-def _elements(weight: Any) -> int:
-    return int(torch.Size(weight.shape).numel())
-
-
-def _nbytes(weight: Any) -> int:
-    return int(weight.nbytes if isinstance(weight, torch.Tensor) else weight.nbytes())
+    kind = KINDS.get(op.name, "norm" if "norm" in op.name else "other")
+    return Timed(kind, str(facts.get("role") or ""), op.name, call.name, size, spans, work_of(call, case))
 
 
 # Times of the calls on a tape
