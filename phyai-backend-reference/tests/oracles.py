@@ -264,7 +264,9 @@ def quantize_activation(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> l
 def expert_steps(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> list[np.ndarray]:
     requests, steps, layers = len(x["lengths"]), len(w["modulation"]), len(w["qkv"])
     kv_heads, dim = x["k_cache"].shape[3:]
-    heads, rows = a["heads"], len(x["x"]) // requests
+    fixed = x["fixed"]
+    heads, front = a["heads"], int(fixed is not None)
+    rows = len(x["x"]) // requests + front
 
     def norm(h: np.ndarray, modulation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         scale, shift, gate = np.split(modulation, 3)
@@ -276,6 +278,14 @@ def expert_steps(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> list[np.
     def one(actions: np.ndarray, request: int, step: int) -> np.ndarray:
         length = int(x["lengths"][request])
         h = actions @ w["in_weight"].T + w["in_bias"]
+        if "time" in w:
+            h = h + w["time"][step]
+        if "embed_weight" in w:
+            h = (h / (1 + np.exp(-h))) @ w["embed_weight"].T
+        if "embed_bias" in w:
+            h = h + w["embed_bias"]
+        if fixed is not None:
+            h = np.concatenate([fixed[request][None], h])
         for i in range(layers):
             y, gate = norm(h, w["modulation"][step, 2 * i])
             qkv = (y @ w["qkv"][i].T).reshape(rows, -1, dim)
@@ -286,13 +296,15 @@ def expert_steps(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> list[np.
             for r, head in np.ndindex(rows, heads):
                 group = head * kv_heads // heads
                 q = rotated(qkv[r, head], length + r)
-                scores = np.array([q @ key[group] for key in keys]) / math.sqrt(dim)
+                visible = length + 1 if r < front else len(keys)
+                scores = np.array([q @ key[group] for key in keys[:visible]]) / math.sqrt(dim)
                 share = np.exp(scores - scores.max())
-                mixed[r, head] = sum(s * v[group] for s, v in zip(share / share.sum(), values, strict=True))
+                share = share / share.sum()
+                mixed[r, head] = sum(s * v[group] for s, v in zip(share, values[:visible], strict=True))
             h = h + gate * (mixed.reshape(rows, -1) @ w["o"][i].T)
             y, gate = norm(h, w["modulation"][step, 2 * i + 1])
             h = h + gate * (gated_activation({"x": y @ w["gate_up"][i].T}, {}, {}, a)[0] @ w["down"][i].T)
-        y, _ = norm(h, w["modulation"][step, 2 * layers])
+        y, _ = norm(h[front:], w["modulation"][step, 2 * layers])
         return actions - (y @ w["out_weight"].T + w["out_bias"]) / steps
 
     result = []

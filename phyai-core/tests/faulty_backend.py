@@ -155,8 +155,8 @@ def expert_steps(fault=None):
     def prepare(facts, weights, params, resources):
         real = reference(facts, weights, params, resources)
 
-        def run(x, k_cache, v_cache, lengths, out=None, state=None):
-            y = real.run(x, k_cache, v_cache, lengths, out=out)
+        def run(x, k_cache, v_cache, lengths, fixed=None, out=None, state=None):
+            y = real.run(x, k_cache, v_cache, lengths, fixed, out=out)
             for request, length in enumerate(lengths.tolist()):
                 first = length - 1 if fault == "overwrites a key" else length
                 k_cache[:, request, first:] = v_cache[:, request, length:] = torch.nan

@@ -51,8 +51,8 @@ def load(device, policy, catalog, *, fixed_lengths=False, family="pi05", librari
     model.load(Nothing())
     if family == "pi05":
         shape = (10, 2 * config.expert.depth + 1, 3 * config.expert.width)
-        model._modulation = lambda steps: torch.empty(shape, dtype=torch.bfloat16, device="meta")
-        model._site(10)
+        model.modulation = lambda steps: torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    model.all_steps.site(10)
     return model
 
 

@@ -42,7 +42,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
 
     def run(
         x: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: torch.Tensor,
-        out: torch.Tensor | None = None, state: object = None,
+        fixed: None = None, out: torch.Tensor | None = None, state: object = None,
     ) -> torch.Tensor:  # fmt: skip
         nonlocal bound
         if bound != (k_cache.data_ptr(), v_cache.data_ptr()):  # the engine's cache stays where it is

@@ -13,6 +13,7 @@ _EXPERT: Mapping[str, Any] = {
     "device.type": "cuda", "device.vendor": "nvidia", "device.arch": "sm90", "device.sm_count": ">=128",
     "lib.cupy": ">=13", "attrs.activation": "gelu_tanh", "attrs.heads": 8, "shape.kv_heads": 1, "shape.head_dim": 256,
     "shape.D": 1024, "shape.I": 4096, "shape.A": 32, "shape.B": 1, "shape.M": "1..56",
+    **dict.fromkeys(("dtype.fixed", "dtype.time", "dtype.embed_weight", "dtype.embed_bias")),
     **dict.fromkeys(("dtype.x", "dtype.y", "dtype.cos_sin", "dtype.out_bias"), "fp32"),
     **dict.fromkeys((f"dtype.{n}" for n in ("k_cache", "v_cache", "qkv", "o", "gate_up", "down")), "bf16"),
 }  # fmt: skip

@@ -37,23 +37,26 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
 
     def run(
         x: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: torch.Tensor,
-        out: torch.Tensor | None = None, state: object = None,
+        fixed: torch.Tensor | None = None, out: torch.Tensor | None = None, state: object = None,
     ) -> torch.Tensor:  # fmt: skip
         batch, page_size = len(lengths), k_cache.shape[2]
-        dtypes = {t.dtype for t in (x, k_cache, v_cache, *weights.values())}
+        dtypes = {t.dtype for t in (x, k_cache, v_cache, fixed, *weights.values()) if t is not None}
         computed = torch.float64 if torch.float64 in dtypes else torch.float32
         a = x.to(computed).reshape(batch, -1, x.shape[-1]) if batch else x.to(computed)
-        queries = a.shape[1]
+        front = int(fixed is not None)
+        queries = a.shape[1] + front
         own = lengths.long()[:, None] + torch.arange(queries, device=x.device)  # positions, and slots of a page
         slots = torch.arange(page_size, device=x.device)
         seen = (slots < lengths[:, None])[:, None, None]  # [B, 1, 1, page_size]
         angles = weights["cos_sin"][own].to(computed)
+        new = torch.ones(queries, queries, dtype=torch.bool, device=x.device)
+        new[:front, front:] = False
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
             unseen = ~seen[:, 0, 0, :, None, None]
             past = (c[layer, :batch].to(computed).masked_fill(unseen, 0) for c in (k_cache, v_cache))
             k, v = (torch.cat([p, n], 1).transpose(1, 2) for p, n in zip(past, (k, v), strict=True))
-            keep = torch.cat([seen, seen.new_ones(batch, 1, 1, queries)], -1)
+            keep = torch.cat([seen.expand(-1, -1, queries, -1), new.expand(batch, 1, -1, -1)], -1)
             scores = q.transpose(1, 2).unflatten(1, (kv_heads, -1)) @ k[:, :, None].transpose(-1, -2) * head_dim**-0.5
             scores = scores.masked_fill(~keep[:, :, None], -torch.inf)
             return (scores.softmax(-1) @ v[:, :, None]).flatten(1, 2).transpose(1, 2).flatten(2)
@@ -61,9 +64,20 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
             return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
+        def embed(a: torch.Tensor, step: int) -> torch.Tensor:
+            h = product(a, weights["in_weight"], weights["in_bias"])
+            if weights.get("time") is not None:
+                h = h + weights["time"][step].to(computed)
+            if weights.get("embed_weight") is not None:
+                h = product(F.silu(h), weights["embed_weight"])
+            bias = weights.get("embed_bias")
+            return h if bias is None else h + bias.to(computed)
+
         for step in range(steps if a.numel() else 0):
             modulation = weights["modulation"][step].to(computed)
-            h = product(a, weights["in_weight"], weights["in_bias"])
+            h = embed(a, step)
+            if fixed is not None:
+                h = torch.cat([fixed.to(computed)[:, None], h], 1)
             for i in range(layers):
                 y, gate = _norm(h, modulation[2 * i], eps)
                 qkv = product(y, weights["qkv"][i]).unflatten(-1, (-1, head_dim))
@@ -72,7 +86,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
                 y, gate = _norm(h, modulation[2 * i + 1], eps)
                 g, u = product(y, weights["gate_up"][i]).chunk(2, -1)
                 h = h + gate * product(activation(g) * u, weights["down"][i])
-            y, _ = _norm(h, modulation[-1], eps)
+            y, _ = _norm(h[:, front:], modulation[-1], eps)
             a = a - product(y, weights["out_weight"], weights["out_bias"]) / steps
         return give(a.reshape(x.shape), dtype, out)
 

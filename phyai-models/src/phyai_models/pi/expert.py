@@ -33,6 +33,17 @@ class Expert(Layer):
         self.layers = [GemmaLayer(layers.at(str(i)), config, cos_sin, first=i == 0) for i in range(config.depth)]
         self.norm = RMSNorm(scope.at("norm"), config.width, config.rms_norm_eps, add=True)
 
+    def matrices(self) -> dict[str, Stack] | None:
+        """The matrices of all layers as ``expert_steps`` names them; None where one is quantized or in parts."""
+        return stacked(self.layers)
+
+    def modulation(self) -> torch.Tensor:
+        """Its normalizations ``[norms, 3 * width]`` as adaptive ones of any time: the weight is the scale, nothing is
+        shifted, and what a branch computed is added as it is."""
+        norms = [norm for layer in self.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+        scale = torch.stack([norm.norm.weights["weight"] for norm in (*norms, self.norm)])
+        return torch.cat([scale, torch.zeros_like(scale), torch.ones_like(scale)], dim=1)
+
     def __call__(self, x: torch.Tensor, tokens: Tokens, cache: KVCache) -> torch.Tensor:
         residual: torch.Tensor | None = None
         for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
@@ -54,20 +65,6 @@ class AdaLayer(Layer):
         self.post_attention_layernorm = AdaRMSNorm(scope.at("post_attention_layernorm"), width, eps)
         self.mlp = GatedMLP(scope.at("mlp"), width, config.mlp_dim, "gelu_tanh")
         self.gated = GatedResidual(scope, width)
-
-    def matrices(self) -> dict[str, torch.Tensor] | None:
-        """The matrices of the layer as ``expert_steps`` names them; None where one of them is quantized or in parts."""
-        attention, mlp = self.self_attn.qkv.fused, self.mlp.fused
-        projections = self.self_attn.o_proj.matmul.sites
-        if attention is None or mlp is None or len(projections) > 1:
-            return None
-        found = {
-            "qkv": attention.weights["weight"],
-            "o": projections[0].weights["weight"],
-            "gate_up": mlp.weights["gate_up"],
-            "down": mlp.weights["down"],
-        }
-        return found if all(isinstance(matrix, torch.Tensor) for matrix in found.values()) else None
 
     def __call__(
         self,
@@ -92,11 +89,8 @@ class AdaExpert(Layer):
         self.norm = AdaRMSNorm(scope.at("norm"), config.width, config.rms_norm_eps)
 
     def matrices(self) -> dict[str, Stack] | None:
-        """The matrices of all layers; None where one of them is quantized or in parts."""
-        layers = [layer.matrices() for layer in self.layers]
-        if any(layer is None for layer in layers):
-            return None
-        return {name: Stack([layer[name] for layer in layers if layer is not None]) for name in layers[0] or {}}
+        """The matrices of all layers as ``expert_steps`` names them; None where one is quantized or in parts."""
+        return stacked(self.layers)
 
     def modulate(self, condition: torch.Tensor) -> list[torch.Tensor]:
         """Modulations ``[S, 3 * width]`` of all normalizations, in order, for conditions ``[S, width]``."""
@@ -111,3 +105,24 @@ class AdaExpert(Layer):
             x = layer(x, (modulations[2 * i], modulations[2 * i + 1]), tokens, keys, values)
         normed, _ = self.norm(x, modulations[-1])
         return normed
+
+
+def stacked(layers: Sequence[GemmaLayer | AdaLayer]) -> dict[str, Stack] | None:
+    """The matrices of ``layers`` as ``expert_steps`` names them; None where one of them is quantized or in parts."""
+    found = [_matrices(layer.self_attn, layer.mlp) for layer in layers]
+    if any(matrices is None for matrices in found):
+        return None
+    return {name: Stack([matrices[name] for matrices in found if matrices is not None]) for name in found[0] or {}}
+
+
+def _matrices(self_attn: PagedAttention, mlp: GatedMLP) -> dict[str, torch.Tensor] | None:
+    attention, feed_forward, projections = self_attn.qkv.fused, mlp.fused, self_attn.o_proj.matmul.sites
+    if attention is None or feed_forward is None or len(projections) > 1:
+        return None
+    found = {
+        "qkv": attention.weights["weight"],
+        "o": projections[0].weights["weight"],
+        "gate_up": feed_forward.weights["gate_up"],
+        "down": feed_forward.weights["down"],
+    }
+    return found if all(isinstance(matrix, torch.Tensor) for matrix in found.values()) else None

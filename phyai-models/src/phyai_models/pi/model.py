@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import torch
+from phyai.dispatch import Site
 from phyai.quant.weight import QuantizedWeight
 
 from phyai_models.layers import Embedding, KVCache, Layer, Linear, Scope, Tokens
 from phyai_models.pi.config import PiConfig
+from phyai_models.pi.expert import AdaExpert, Expert
 from phyai_models.pi.flow import Trace, embed_time, euler, times
 from phyai_models.pi.gemma import GemmaPrefix, rotary_table
 from phyai_models.pi.layout import page_size
 from phyai_models.pi.precision import Precision
 from phyai_models.pi.siglip import Siglip
+from phyai_models.pi.steps import AllSteps
 from phyai_models.weights import WeightSource
 
 #: Where lerobot's checkpoints keep the towers.
@@ -58,6 +62,7 @@ class PiModel(Layer):
     """
 
     segments: tuple[int, ...]
+    expert: Expert | AdaExpert
 
     def __init__(
         self, scope: Scope, config: PiConfig, precision: Precision, savings: Savings, max_batch: int = 1
@@ -89,6 +94,7 @@ class PiModel(Layer):
         suffix = sum(self.segments)
         self.expert_scope = towers.at("expert", EXPERT, role="expert", rows=(suffix, max_batch * suffix))
         self._schedules: dict[int, list[Condition]] = {}
+        self.all_steps = AllSteps(self)
         action, expert = config.max_action_dim, config.expert.width
         self.action_in_proj = Linear(self.heads.at("action_in_proj"), action, expert, bias=True)
         self.action_out_proj = Linear(self.heads.at("action_out_proj"), expert, action, bias=True)
@@ -112,6 +118,7 @@ class PiModel(Layer):
             for old, new in zip(conditions, self._conditions(steps), strict=True):
                 for old_rows, new_rows in zip(old, new, strict=True):
                     old_rows.copy_(new_rows)
+        self.all_steps.refresh()
 
     def parameter_bytes(self) -> int:
         """Bytes of all parameters that call sites hold, each counted once."""
@@ -186,9 +193,45 @@ class PiModel(Layer):
         trace: Trace | None = None,
     ) -> torch.Tensor:
         """Actions ``[B, chunk, action]`` from ``noise`` of that shape, given a cache that holds the prefix."""
-        fixed, conditions = self.fixed(state), self.schedule(steps)
+        x, fixed = noise.to(self.precision.heads), self.fixed(state)
+        site = None if trace is not None else self.all_steps.site(steps)
+        if site is None:
+            return self.integrate(x, fixed, steps, suffix, cache, trace)
+        return self.all_steps.run(site, x, fixed, suffix, cache)
+
+    def integrate(
+        self,
+        noise: torch.Tensor,
+        fixed: torch.Tensor | None,
+        steps: int,
+        suffix: Tokens,
+        cache: KVCache,
+        trace: Trace | None = None,
+    ) -> torch.Tensor:
+        """The same, step by step and layer by layer."""
+        conditions = self.schedule(steps)
 
         def velocity(x: torch.Tensor, step: int) -> torch.Tensor:
             return self.velocity(x, fixed, conditions[step], suffix, cache)
 
-        return euler(noise.to(self.precision.heads), steps, velocity, trace)
+        return euler(noise, steps, velocity, trace)
+
+    # All steps as one call
+
+    @property
+    def ends(self) -> Mapping[str, Linear]:
+        """The products around the expert, of which :meth:`step_weights` makes weights."""
+        return {"in": self.action_in_proj, "out": self.action_out_proj}
+
+    def loop_sites(self) -> tuple[Site, ...]:
+        """The call sites of a step that are not the expert's."""
+        return tuple(linear.matmul.sites[0] for linear in self.ends.values())
+
+    def step_weights(self, steps: int, ends: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """The weights of ``expert_steps`` that are no matrices of layers, given the weights of :attr:`ends`."""
+        given = {f"{end}_{name}": ends[end][name] for end in ("in", "out") for name in ("weight", "bias")}
+        return {**given, "modulation": self.modulation(steps)}
+
+    def modulation(self, steps: int) -> torch.Tensor:
+        """Scale, shift and gate of the expert's normalizations at every step: ``[steps, norms, 3 * width]``."""
+        raise NotImplementedError

@@ -15,7 +15,7 @@ def fill(call: SynthesizedCall, generator: Any) -> None:
 
     dims = call.spec.dims
     if dims["B"]:
-        most = dims["page_size"] - dims["M"] // dims["B"]
+        most = dims["page_size"] - dims["M"] // dims["B"] - (call.inputs["fixed"] is not None)
         lengths = torch.randint(1, max(most, 1) + 1, (dims["B"],), generator=generator)
         call.inputs["lengths"] = lengths.to(torch.int32).to(call.inputs["lengths"].device)
 

@@ -5,26 +5,34 @@
     a = x                                                             # M = B * queries rows, request after request
     for s in range(steps):
         h = a @ in_weight.T + in_bias
+        h = h + time[s]                                               # with time
+        h = silu(h) @ embed_weight.T                                  # with embed_weight
+        h = h + embed_bias                                            # with embed_bias
+        h = cat(fixed, h)                                             # with fixed: in front of each request's rows
         for l in range(layers):
             y, gate = ada_rms_norm(h, modulation[s, 2 * l], eps)
             q, k, v = split(y @ qkv[l].T, [heads, kv_heads, kv_heads])
             q, k = rope(q, k, positions, cos_sin)                     # positions lengths[b], lengths[b] + 1, …
             keys = cat(k_cache[l, b, :lengths[b]], k[b]); values = cat(v_cache[l, b, :lengths[b]], v[b])
-            h = h + gate * (attention(q[b], keys, values) @ o[l].T)   # each request b by itself, no mask
+            h = h + gate * (attention(q[b], keys, values) @ o[l].T)   # each request b by itself; see below
             y, gate = ada_rms_norm(h, modulation[s, 2 * l + 1], eps)
             h = h + gate * (gated_activation(y @ gate_up[l].T, activation) @ down[l].T)
-        y, _ = ada_rms_norm(h, modulation[s, 2 * layers], eps)
+        y, _ = ada_rms_norm(h, modulation[s, 2 * layers], eps)        # of the actions' rows
         a = a - (y @ out_weight.T + out_bias) / steps
     return a
 
+Actions attend to the prefix and to all of their request's rows. A fixed token, the first of its request's rows where
+there is one, sees the prefix and itself alone, so that it and its keys and values are the same at every step.
+
 Request b's prefix lies in page b of the caches. What lies behind it there (``page_size - lengths[b]`` keys, at least
-as many as the request has rows) is scratch that a call may overwrite: layers that are called one by one write the
-request's own keys and values there. All else in the caches stays as it is.
+as many as the request has rows, its fixed token among them) is scratch that a call may overwrite: layers that are
+called one by one write the request's own keys and values there. All else in the caches stays as it is.
 
 Its decomposition is the caller's own chain of layers (``Dispatcher.bind(..., chain=...)``): how many there are, and
 their names, are the model's affair.
 
-Source: π0.5's action expert (openpi, ``gemma.py`` and ``pi0.py``); Euler's method from t = 1 to 0.
+Source: the action experts of π0.5, which takes time through its modulations, and of π0, which takes it among its
+tokens, behind one for the robot's state (openpi, ``gemma.py`` and ``pi0.py``); Euler's method from t = 1 to 0.
 """
 
 from __future__ import annotations
@@ -55,10 +63,11 @@ def fit(spec: ArgSpec) -> ArgSpec:
     heads -= heads % kv_heads
     head_dim = dims["head_dim"] + dims["head_dim"] % 2
     queries = -(-dims["M"] // max(dims["B"], 1)) if dims["B"] else 0
+    rows = queries + ("fixed" in spec.present)
     dims |= {
         "kv_heads": kv_heads, "head_dim": head_dim, "N": (heads + 2 * kv_heads) * head_dim, "O": heads * head_dim,
         "M": queries * dims["B"], "pages": max(dims["pages"], dims["B"], 1), "norms": 2 * dims["layers"] + 1,
-        "page_size": max(dims["page_size"], queries + 1),
+        "page_size": max(dims["page_size"], rows + 1),
     }  # fmt: skip
     dims["max_position"] = max(dims["max_position"], dims["page_size"])
     return evolve(spec, dims=dims, attrs={**spec.attrs, "heads": heads})
@@ -72,6 +81,7 @@ OP = Op(
         Tensor("k_cache", ("layers", "pages", "page_size", "kv_heads", "head_dim"), scratch=SCRATCH),
         Tensor("v_cache", ("layers", "pages", "page_size", "kv_heads", "head_dim"), scratch=SCRATCH),
         Tensor("lengths", ("B",), dtypes=("int32",), doc="keys of each request's prefix"),
+        Tensor("fixed", ("B", "D"), optional=True, doc="a token of each request that sees no action"),
         Tensor("qkv", ("layers", "N", "D"), "weight", doc="rows of q, then of k, then of v"),
         Tensor("o", ("layers", "D", "O"), "weight"),
         Tensor("gate_up", ("layers", "2*I", "D"), "weight", doc="the gate's rows, then the up rows"),
@@ -79,6 +89,9 @@ OP = Op(
         Tensor("modulation", ("steps", "norms", "3*D"), "weight", doc="scale, shift and gate of each norm"),
         Tensor("in_weight", ("D", "A"), "weight"),
         Tensor("in_bias", ("D",), "weight"),
+        Tensor("time", ("steps", "D"), "weight", optional=True, doc="of each step's time"),
+        Tensor("embed_weight", ("D", "D"), "weight", optional=True),
+        Tensor("embed_bias", ("D",), "weight", optional=True),
         Tensor("out_weight", ("A", "D"), "weight"),
         Tensor("out_bias", ("A",), "weight"),
         Tensor("cos_sin", ("max_position", "head_dim"), "weight", dtypes=("fp32", "fp64"), fill="cos_sin"),
