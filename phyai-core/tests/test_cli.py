@@ -451,6 +451,18 @@ def test_policy_check_strict_fails_on_warnings(phyai, policy_file):
     assert "[warning]" in result.out
 
 
+def test_policy_check_shows_the_warnings_of_a_file_that_has_errors_too(phyai, policy_file):
+    path = policy_file("rules:\n- {match: {op: gemm}, prefer: [torch.gemm.nonsense]}\n- {match: {op: gemn}}\n")
+    result = phyai("policy", "check", path)
+    assert result.status == Exit.REFUSED
+    assert "gemn" in result.out
+    assert "no schema; read as phyai.kernel/v1 (add `schema: phyai.kernel/v1`) [warning]" in result.out
+    (row,) = phyai("policy", "check", path, "--json").data
+    assert not row["ok"]
+    assert {problem["line"] for problem in row["errors"]} == {3}
+    assert [problem["line"] for problem in row["warnings"]] == [1, 2]
+
+
 def test_policy_check_of_a_file_that_is_not_there(phyai, tmp_path):
     result = phyai("policy", "check", str(tmp_path / "none.yaml"))
     assert result.status == Exit.REFUSED

@@ -6,6 +6,8 @@ catch "anything PhyAI refused" catch :class:`PhyAIError`.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PhyAIError(Exception):
     """Base class of every error that PhyAI raises on purpose."""
@@ -27,11 +29,13 @@ class UndeclaredFactError(PhyAIError, KeyError):
 
 
 class PolicyError(PhyAIError, ValueError):
-    """A policy file was refused. ``problems`` holds every problem found, not just the first."""
+    """A policy file was refused. ``problems`` holds every problem found, not just the first, and ``warnings`` what its
+    reader should know beside."""
 
-    def __init__(self, message: str, problems: tuple[object, ...] = ()) -> None:
+    def __init__(self, message: str, problems: tuple[Any, ...] = (), warnings: tuple[Any, ...] = ()) -> None:
         super().__init__(message)
         self.problems = problems
+        self.warnings = warnings
 
 
 class NoKernelError(PhyAIError, LookupError):

@@ -45,11 +45,11 @@ def _check(args: argparse.Namespace, context: Context) -> int:
     results = []
     for file in args.files:
         errors: tuple[Any, ...] = ()
-        warnings: tuple[Problem, ...] = ()
+        warnings: tuple[Any, ...] = ()
         try:
             warnings = load_policy(file, catalog=context.catalog).warnings
         except PolicyError as error:
-            errors = error.problems
+            errors, warnings = error.problems, error.warnings
         failed = bool(errors) or (args.strict and bool(warnings))
         results.append(
             {

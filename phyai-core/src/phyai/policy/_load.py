@@ -15,7 +15,7 @@ from phyai.errors import PolicyError
 from phyai.policy._check import Checker
 from phyai.policy._conflicts import find_conflicts
 from phyai.policy._model import PROFILES, Layer, Location, Policy
-from phyai.policy._problems import Problem, Report, TooManyProblems, by_place, one_of
+from phyai.policy._problems import Problem, Report, TooManyProblems, one_of
 from phyai.policy._yaml import MAX_BYTES, YamlProblem, read_yaml, too_large
 
 #: The variable that names the policy file, and the one that names the profile.
@@ -92,7 +92,7 @@ def parse_policy(
         pass
     report.raise_errors()
     below = default_policy() if base is None else base
-    return LoadedPolicy(policy.over(below), tuple(sorted(report.warnings, key=by_place)))
+    return LoadedPolicy(policy.over(below), report.sorted_warnings())
 
 
 @cache

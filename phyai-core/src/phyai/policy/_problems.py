@@ -70,14 +70,19 @@ class Report:
         self.warnings.append(Problem(location, message, got, suggestion))
 
     def raise_errors(self) -> None:
-        """Raise one PolicyError that holds every error, in the order of the file; nothing when there is none."""
+        """Raise one PolicyError that holds every error, and every warning, in the order of the file; nothing when there
+        is no error."""
         if not self.errors:
             return
         problems = tuple(sorted(self.errors, key=by_place))
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         more = " (stopped there)" if len(problems) >= MAX_PROBLEMS else ""
         lines = "\n".join(f"  {problem}" for problem in problems)
-        raise PolicyError(f"{problems[0].location.file}: {count}{more}\n{lines}", problems)
+        raise PolicyError(f"{problems[0].location.file}: {count}{more}\n{lines}", problems, self.sorted_warnings())
+
+    def sorted_warnings(self) -> tuple[Problem, ...]:
+        """Every warning, in the order of the file."""
+        return tuple(sorted(self.warnings, key=by_place))
 
 
 def by_place(problem: Problem) -> tuple[int, int]:
