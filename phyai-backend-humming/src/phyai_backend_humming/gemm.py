@@ -6,6 +6,7 @@ numbers of rows, and ``run`` is one launch, after one that quantizes the inputs 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,16 +27,6 @@ from phyai_backend_humming.rows import LAYOUT
 _ALIGNMENT = 16
 
 Quantize = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    return _prepare(facts, weights, params, resources, invariant=False)
-
-
-def prepare_batch_invariant(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-) -> Prepared:
-    return _prepare(facts, weights, params, resources, invariant=True)
 
 
 def rows_for(
@@ -125,9 +116,10 @@ def quantizer(quant: TensorQuant | None, weight: QuantizedWeight) -> Quantize | 
     return by_stored
 
 
-def _prepare(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, invariant: bool
-) -> Prepared:
+def prepare(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *,
+    invariant: bool = False,
+) -> Prepared:  # fmt: skip
     dtype = torch_dtype(str(facts["dtype.y"]))
     weight, bias = checked(weights, dtype)
     device = weight.scale.device
@@ -143,6 +135,9 @@ def _prepare(
     return Prepared(
         _launcher(weight, final, arranged, kernels, locks, quantize, dtype), refresh=_refresh(final, arranged, dtype)
     )
+
+
+prepare_batch_invariant = functools.partial(prepare, invariant=True)
 
 
 def _launcher(

@@ -7,6 +7,7 @@ runs, and lets the one behind begin and ask for its weights before it has ended 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,7 +54,9 @@ def launch(
     kernel.launch((len(x),), threads, (arguments,), current_stream(), overlap=overlap)
 
 
-def _prepare(facts: Facts, weights: Mapping[str, Any], *, add: bool) -> Prepared:
+def prepare_rms_norm(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, add: bool = False
+) -> Prepared:
     kernel = kernel_of(facts, add=add)
     eps, offset = number(facts, "attrs.eps", 1e-6), number(facts, "attrs.offset", 0)
     weight = weights.get("weight")
@@ -88,16 +91,7 @@ def _prepare(facts: Facts, weights: Mapping[str, Any], *, add: bool) -> Prepared
     return Prepared(run_add if add else run, refresh=refresh)
 
 
-def prepare_rms_norm(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-) -> Prepared:
-    return _prepare(facts, weights, add=False)
-
-
-def prepare_rms_norm_add(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-) -> Prepared:
-    return _prepare(facts, weights, add=True)
+prepare_rms_norm_add = functools.partial(prepare_rms_norm, add=True)
 
 
 def prepare_ada_rms_norm(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,17 +16,9 @@ from phyai_backend_cuda.triton_rows.common import overlapping
 OUTPUTS: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    return _prepare(facts, weights, params, resources, fast=False)
-
-
-def prepare_fast(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    return _prepare(facts, weights, params, resources, fast=True)
-
-
-def _prepare(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, fast: bool
-) -> Prepared:  # fmt: skip
+def prepare(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, fast: bool = False
+) -> Prepared:
     options = overlapping(facts, params)
     product = Fp8Product(
         weights["weight"], weights.get("bias"), facts.under("quant"), resources, fast=fast, options=options
@@ -42,3 +35,6 @@ def _prepare(
         product.refresh(new["weight"], new.get("bias"))
 
     return Prepared(run, refresh=refresh)
+
+
+prepare_fast = functools.partial(prepare, fast=True)

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,17 +23,9 @@ from phyai_backend_cuda.quantized.product import Fp8Product, placed
 from phyai_backend_cuda.triton_rows.common import overlapping
 
 
-def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    return _prepare(facts, weights, params, resources, fast=False)
-
-
-def prepare_fast(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    return _prepare(facts, weights, params, resources, fast=True)
-
-
-def _prepare(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, fast: bool
-) -> Prepared:  # fmt: skip
+def prepare(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, fast: bool = False
+) -> Prepared:
     gated = facts["op"] == "gated_mlp"
     names = ("gate_up", "down") if gated else ("fc1", "fc2")
     options = overlapping(facts, params)
@@ -59,3 +52,6 @@ def _prepare(
             product.refresh(new[name], new.get(f"{name}_bias"))
 
     return Prepared(run, refresh=refresh)
+
+
+prepare_fast = functools.partial(prepare, fast=True)

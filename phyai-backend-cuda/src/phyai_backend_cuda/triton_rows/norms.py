@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,72 +74,58 @@ def _layer_norm(
     tl.store(y + row * y_step + d, v, keep)
 
 
-def _rms_norm_rows(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, y: torch.Tensor, eps: float,
-    offset: float, options: Mapping[str, bool],
-) -> None:  # fmt: skip
-    if not y.numel():
-        return
-    rows, given = rows_of(x), rows_of(y)
-    added = rows if residual is None else rows_of(residual)
-    block = triton.next_power_of_2(rows.shape[1])
-    _rms_norm[(len(rows),)](
-        rows, added, weight, given, rows.stride(0), added.stride(0), given.stride(0), eps, offset,
-        rows.shape[1], block, residual is not None, weight is not None, bool(options),
-        num_warps=warps(block), **options,
-    )  # fmt: skip
-    settle(y, given)
-    if residual is not None:
-        settle(residual, added)
+def _prepared(
+    kernel: Any, weights: Mapping[str, Any], names: tuple[str, ...], numbers: tuple[float, ...],
+    options: Mapping[str, bool], *, add: bool,
+) -> Prepared:  # fmt: skip
+    """``names`` are the kernel's vectors, each of which may be absent, and ``numbers`` what follows the steps."""
+    held = contiguous(weights)
+    vectors = [held.get(name) for name in names]
 
+    def norm(x: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+        y = output(x, out)
+        if not y.numel():
+            return y
+        rows, given = rows_of(x), rows_of(y)
+        added = rows if residual is None else rows_of(residual)
+        block = triton.next_power_of_2(rows.shape[1])
+        kernel[(len(rows),)](
+            rows, added, *vectors, given, rows.stride(0), added.stride(0), given.stride(0), *numbers, rows.shape[1],
+            block, residual is not None, *(vector is not None for vector in vectors), bool(options),
+            num_warps=warps(block), **options,
+        )  # fmt: skip
+        settle(y, given)
+        if residual is not None:
+            settle(residual, added)
+        return y
 
-def _layer_norm_rows(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, bias: torch.Tensor | None,
-    y: torch.Tensor, eps: float, options: Mapping[str, bool],
-) -> None:  # fmt: skip
-    if not y.numel():
-        return
-    rows, given = rows_of(x), rows_of(y)
-    added = rows if residual is None else rows_of(residual)
-    block = triton.next_power_of_2(rows.shape[1])
-    _layer_norm[(len(rows),)](
-        rows, added, weight, bias, given, rows.stride(0), added.stride(0), given.stride(0), eps,
-        rows.shape[1], block, residual is not None, weight is not None, bias is not None, bool(options),
-        num_warps=warps(block), **options,
-    )  # fmt: skip
-    settle(y, given)
-    if residual is not None:
-        settle(residual, added)
+    def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
+        return norm(x, None, out)
+
+    def run_add(
+        x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None
+    ) -> torch.Tensor:
+        return norm(x, residual, out)
+
+    return Prepared(run_add if add else run, refresh=in_place(held))
 
 
 def prepare_rms_norm(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, add: bool = False
 ) -> Prepared:
-    held, options = contiguous(weights), overlapping(facts, params)
-    eps, offset = number(facts, "attrs.eps", 1e-6), number(facts, "attrs.offset", 0)
-
-    def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        y = output(x, out)
-        _rms_norm_rows(x, None, held.get("weight"), y, eps, offset, options)
-        return y
-
-    return Prepared(run, refresh=in_place(held))
+    numbers = number(facts, "attrs.eps", 1e-6), number(facts, "attrs.offset", 0)
+    return _prepared(_rms_norm, weights, ("weight",), numbers, overlapping(facts, params), add=add)
 
 
-def prepare_rms_norm_add(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+def prepare_layer_norm(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, add: bool = False
 ) -> Prepared:
-    held, options = contiguous(weights), overlapping(facts, params)
-    eps, offset = number(facts, "attrs.eps", 1e-6), number(facts, "attrs.offset", 0)
+    numbers = (number(facts, "attrs.eps", 1e-5),)
+    return _prepared(_layer_norm, weights, ("weight", "bias"), numbers, overlapping(facts, params), add=add)
 
-    def run(
-        x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None
-    ) -> torch.Tensor:
-        y = output(x, out)
-        _rms_norm_rows(x, residual, held["weight"], y, eps, offset, options)
-        return y
 
-    return Prepared(run, refresh=in_place(held))
+prepare_rms_norm_add = functools.partial(prepare_rms_norm, add=True)
+prepare_layer_norm_add = functools.partial(prepare_layer_norm, add=True)
 
 
 def prepare_ada_rms_norm(
@@ -167,33 +154,3 @@ def prepare_ada_rms_norm(
         return y, gate
 
     return Prepared(run)
-
-
-def prepare_layer_norm(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-) -> Prepared:
-    held, options = contiguous(weights), overlapping(facts, params)
-    eps = number(facts, "attrs.eps", 1e-5)
-
-    def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        y = output(x, out)
-        _layer_norm_rows(x, None, held.get("weight"), held.get("bias"), y, eps, options)
-        return y
-
-    return Prepared(run, refresh=in_place(held))
-
-
-def prepare_layer_norm_add(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-) -> Prepared:
-    held, options = contiguous(weights), overlapping(facts, params)
-    eps = number(facts, "attrs.eps", 1e-5)
-
-    def run(
-        x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None
-    ) -> torch.Tensor:
-        y = output(x, out)
-        _layer_norm_rows(x, residual, held.get("weight"), held.get("bias"), y, eps, options)
-        return y
-
-    return Prepared(run, refresh=in_place(held))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,9 @@ from phyai_backend_reference.reference.attention import batch
 from phyai_backend_reference.torch_rows import sdpa
 
 
-def _padded(backend: sdpa.Backend, facts: Facts) -> Prepared:
+def _padded(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, backend: sdpa.Backend
+) -> Prepared:
     attend = sdpa.attention(backend, facts)
 
     def run(
@@ -35,10 +38,10 @@ def _padded(backend: sdpa.Backend, facts: Facts) -> Prepared:
     return Prepared(run)
 
 
-prepare_flash = sdpa.preparing(_padded, sdpa.flash)
-prepare_cudnn = sdpa.preparing(_padded, sdpa.cudnn)
-prepare_efficient = sdpa.preparing(_padded, sdpa.efficient)
-prepare_math = sdpa.preparing(_padded, sdpa.math)
+prepare_flash = functools.partial(_padded, backend=sdpa.flash)
+prepare_cudnn = functools.partial(_padded, backend=sdpa.cudnn)
+prepare_efficient = functools.partial(_padded, backend=sdpa.efficient)
+prepare_math = functools.partial(_padded, backend=sdpa.math)
 
 
 def prepare_varlen(

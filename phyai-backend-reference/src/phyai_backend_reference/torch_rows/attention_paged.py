@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,7 +46,9 @@ def plan(metadata: Mapping[str, torch.Tensor]) -> tuple[Batch, ...]:
     return tuple(batches)
 
 
-def _slabs(backend: sdpa.Backend, facts: Facts) -> Prepared:
+def _slabs(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, backend: sdpa.Backend
+) -> Prepared:
     attend = sdpa.attention(backend, facts)
 
     def serve(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -78,10 +81,10 @@ def _slabs(backend: sdpa.Backend, facts: Facts) -> Prepared:
     return Prepared(run, plan=plan, plan_key="torch.attention_paged.slabs")
 
 
-prepare_sdpa_flash = sdpa.preparing(_slabs, sdpa.flash)
-prepare_sdpa_cudnn = sdpa.preparing(_slabs, sdpa.cudnn)
-prepare_sdpa_efficient = sdpa.preparing(_slabs, sdpa.efficient)
-prepare_sdpa_math = sdpa.preparing(_slabs, sdpa.math)
+prepare_sdpa_flash = functools.partial(_slabs, backend=sdpa.flash)
+prepare_sdpa_cudnn = functools.partial(_slabs, backend=sdpa.cudnn)
+prepare_sdpa_efficient = functools.partial(_slabs, backend=sdpa.efficient)
+prepare_sdpa_math = functools.partial(_slabs, backend=sdpa.math)
 
 
 def prepare_varlen(

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,19 +23,9 @@ from phyai_backend_reference.numerics import dtype_of, give, wide
 TOP = 448.0  # the largest float8_e4m3
 
 
-def prepare_tensor(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+def _prepare(
+    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, rowwise: bool
 ) -> Prepared:
-    return _prepare(facts, weights, rowwise=False)
-
-
-def prepare_channel(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-) -> Prepared:
-    return _prepare(facts, weights, rowwise=True)
-
-
-def _prepare(facts: Facts, weights: Mapping[str, Any], *, rowwise: bool) -> Prepared:
     weight: QuantizedWeight = weights["weight"]
     bias = weights.get("bias")
     if bias is not None:
@@ -65,6 +56,10 @@ def _prepare(facts: Facts, weights: Mapping[str, Any], *, rowwise: bool) -> Prep
             static.copy_(weight.input_scale.reshape(()))
 
     return Prepared(run, refresh=refresh)
+
+
+prepare_tensor = functools.partial(_prepare, rowwise=False)
+prepare_channel = functools.partial(_prepare, rowwise=True)
 
 
 def _weight_scale(weight: QuantizedWeight, rowwise: bool) -> torch.Tensor:

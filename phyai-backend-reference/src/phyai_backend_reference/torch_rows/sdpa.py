@@ -6,12 +6,10 @@ share; these are the operators that it chooses from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from phyai.facts import Facts
-from phyai.kernel import Prepared, PrepareFn, Resources
 
 from phyai_backend_reference.numerics import attribute
 from phyai_backend_reference.reference.masks import both, padded
@@ -52,17 +50,6 @@ def math(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool, scale: float | None
 ) -> torch.Tensor:
     return aten._scaled_dot_product_attention_math(q, k, v, bias, 0.0, causal, scale=scale, enable_gqa=True)[0]
-
-
-def preparing(make: Callable[[Backend, Facts], Prepared], backend: Backend) -> PrepareFn:
-    """The ``prepare`` of a row that computes with ``backend``."""
-
-    def prepare(
-        facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-    ) -> Prepared:  # fmt: skip
-        return make(backend, facts)
-
-    return prepare
 
 
 def bias_of(keep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
