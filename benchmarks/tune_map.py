@@ -72,7 +72,7 @@ def rows(
 
 
 def _row(m: Measurement, catalog: Catalog, policy: Policy, environment: Environment, family: str) -> Row:
-    facts = facts_of(m, environment).replace({"model.family": family})
+    facts = facts_of(m, catalog.op(m.op), environment).replace({"model.family": family})
     candidates = untuned(facts, catalog, policy, environment)
     static = candidates.ids[0] if candidates.ids else m.incumbent
     timed = m.usable()

@@ -14,10 +14,11 @@ from phyai.policy import Layer, Policy, Restriction, Rule, load_policy
 from phyai.policy import update_rules as write_rules
 from phyai.predicates import match
 from phyai.resolver import resolve
-from phyai.tune import Store, TuneError, tune, tuning_layer, with_tuning
+from phyai.tune import Measurement, Store, TuneError, tune, tuning_layer, with_tuning
 from phyai.tune.broadcast import apply, pack, unpack
 from phyai.tune.compare import diff, spread
 from phyai.tune.key import CallKey, bucket_of
+from phyai.tune.layer import facts_of
 from tune_world import CPU, Clock, catalog, kernel, measurer, task, timed
 
 torch = pytest.importorskip("torch", reason="tensors are torch's")
@@ -322,3 +323,15 @@ def test_two_stores_are_compared_by_kind_of_call():
     assert found["same"].ratios() == {"a.x": 1.5, "b.x": 1.5}
     assert found["flip"].fastest == ("a.x", "b.x")
     assert (found["gone"].fastest, found["new"].fastest) == (("a.x", None), (None, "a.x"))
+
+
+def test_the_facts_of_a_measured_call_include_those_that_its_op_derives(world):
+    """A store holds what a call was asked with; that its kernels lie side by side follows from it."""
+    static = {"shape.kernel_h": 14, "shape.kernel_w": 14, "attrs.stride": 14, "attrs.padding": 0, "attrs.dilation": 1}
+    one = Measurement(
+        key="conv2d", op="conv2d", facts=static, bucket={"shape.B": (3, 4)}, at={"B": 3},
+        when="2026-01-01T00:00:00+00:00", method="graph", stamp={}, incumbent="a.conv2d", results={},
+    )  # fmt: skip
+    facts = facts_of(one, world.op("conv2d"), CPU)
+    assert facts["attrs.patches"] is True
+    assert facts["shape.B"] == 3

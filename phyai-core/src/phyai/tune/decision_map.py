@@ -181,7 +181,7 @@ def _measured(op: Op, layer: TuningLayer | None, environment: Environment) -> di
         m = chosen.measurement
         if m.op == op.name:
             family = CallKey(m.op, _telling(m.facts), {}).text.removeprefix(f"{op.name} ")
-            found.setdefault(family, facts_of(m, environment))
+            found.setdefault(family, facts_of(m, op, environment))
     if not found:
         raise CallError(f"no measurement of {op.name} counts here; `phyai tune --op {op.name}` measures it")
     return found

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
+from phyai.calls import with_derived
 from phyai.catalog import Catalog
 from phyai.environment import Device, Environment
 from phyai.facts import Facts
+from phyai.op import Op
 from phyai.policy import Layer, Policy, Rule
 from phyai.predicates import Predicate, all_of, match
 from phyai.tune.choose import LIVE_MARGIN, Choice, Untuned, choose, untuned
@@ -97,7 +99,7 @@ def judge(
     """
     why = None
     for measurement in sorted(measurements, key=_preference, reverse=True):
-        facts = facts_of(measurement, environment)
+        facts = facts_of(measurement, catalog.op(measurement.op), environment)
         candidates = untuned(facts, catalog, policy, environment)
         if len(candidates.kernels) < 2:
             return None
@@ -118,11 +120,11 @@ def _preference(measurement: Measurement) -> tuple[bool, tuple[str, str]]:
     return measurement.method == "live", measurement.order()
 
 
-def facts_of(measurement: Measurement, environment: Environment) -> Facts:
-    """The facts of the call that was measured, on the device at hand."""
+def facts_of(measurement: Measurement, op: Op, environment: Environment) -> Facts:
+    """The facts of the call of ``op`` that was measured, on the device at hand, with those that the op derives."""
     dims = {f"shape.{name}": size for name, size in measurement.at.items() if f"shape.{name}" in measurement.bucket}
     static = {name: value for name, value in measurement.facts.items() if value is not None}
-    return Facts({"op": measurement.op, **environment.facts(), **static, **dims})
+    return with_derived(op, {"op": op.name, **environment.facts(), **static, **dims})
 
 
 def staleness(measurement: Measurement, candidates: Untuned, catalog: Catalog, environment: Environment) -> str | None:
