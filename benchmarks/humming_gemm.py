@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import statistics
 import subprocess
@@ -141,7 +142,7 @@ def save(out: Path, wanted: Sequence[Unit], events: Path, problems: Sequence[str
     results = [e["result"] for e in said if "result" in e]
     begun = {e["begin"] for e in said if "begin" in e}
     ended = {e["end"] for e in said if "end" in e}
-    report: dict[str, Any] = {}
+    report: dict[str, Any] = {"command": shlex.join(["python", "benchmarks/humming_gemm.py", *sys.argv[1:]])}
     for event in said:
         report |= event.get("about", {})
     report |= {
