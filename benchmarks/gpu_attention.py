@@ -166,7 +166,7 @@ def host(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def flashinfer(facts: dict[str, Any]) -> Any:
     from phyai.facts import Facts
-    from phyai_backend_flashinfer.attention import prepare_fa2
+    from phyai_backend_flashinfer.attention_paged import prepare_fa2
 
     return prepare_fa2(Facts(facts), {}, {}, resources())
 

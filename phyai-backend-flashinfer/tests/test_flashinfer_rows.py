@@ -16,7 +16,7 @@ from phyai.environment import Environment
 from phyai.facts import Facts
 from phyai.kernel import Kernel, Prepared
 from phyai_backend_flashinfer import attention
-from phyai_backend_flashinfer.attention import split_pages
+from phyai_backend_flashinfer.attention_paged import split_pages
 from phyai_backend_flashinfer.rows import KERNELS
 
 BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}

@@ -3,7 +3,7 @@ costs a pass over it; tensors as layers make them fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,11 +34,18 @@ def packed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_contiguous() and fits(tensor) else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def target(out: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-    """Where a kernel writes: ``out`` where that fits and has no gaps, else new memory of ``like``'s shape."""
+def place(
+    out: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:  # fmt: skip
+    """Where a kernel writes: ``out`` where that fits and has no gaps, else new memory."""
     if out is not None and out.is_contiguous() and fits(out):
         return out
-    return torch.empty_like(like, memory_format=torch.contiguous_format)
+    return torch.empty(*shape, dtype=dtype, device=device)
+
+
+def target(out: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """The same for a result of ``like``'s shape and dtype."""
+    return place(out, like.shape, like.dtype, like.device)
 
 
 def give(y: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -49,14 +56,3 @@ def give(y: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
 def held(weights: Mapping[str, Any]) -> dict[str, Any]:
     """The bound weights, as the kernels can read them."""
     return {name: None if weight is None else packed(weight) for name, weight in weights.items()}
-
-
-def in_place(weights: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None]:
-    """A ``refresh`` that copies new weights into those that are held."""
-
-    def refresh(new: Mapping[str, Any]) -> None:
-        for name, weight in weights.items():
-            if weight is not None:
-                weight.copy_(new[name])
-
-    return refresh

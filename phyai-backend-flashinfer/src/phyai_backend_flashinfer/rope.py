@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from phyai.facts import Facts, whole
 from phyai.kernel import Prepared, Resources
+from phyai.refresh import in_place
 
-from phyai_backend_flashinfer.memory import give, held, in_place, target
+from phyai_backend_flashinfer.memory import give, held, target
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:

@@ -1,0 +1,66 @@
+"""Products, in BF16 and FP8. Where torch has a product as well, its own was as fast or faster: those rows come last.
+
+FlashInfer's calls keep scratch of their own, cached per stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from phyai.kernel import Band, Kernel
+from phyai.predicates import match
+
+from phyai_backend_flashinfer.rows.conditions import READ, row
+
+#: ``@supported_compute_capability`` of ``mm_bf16``'s cublaslt and ``bmm_fp8``'s cublas (flashinfer/gemm/gemm_base.py).
+CUBLASLT_BF16 = [f"sm{cc}" for cc in (80, 86, 87, 89, 90, 100, 103, 107, 110, 120, 121)]
+CUBLAS_FP8 = [f"sm{cc}" for cc in (89, 90, 100, 103, 107, 110, 120, 121)]
+
+#: cuBLASLt adds a bias to BF16 results alone.
+_OUTPUTS = [{"dtype.y": "bf16", "dtype.bias": [None, "bf16"]}, {"dtype.y": ["fp16", "fp32"], "dtype.bias": None}]
+_BF16: Mapping[str, Any] = {
+    **READ, "device.arch": CUBLASLT_BF16, "quant.scheme": None, "dtype.x": "bf16", "dtype.weight": "bf16",
+    "any_of": _OUTPUTS,
+}  # fmt: skip
+
+#: cuBLAS has no product of two e5m2 operands.
+_FP8_CODES = [
+    {"quant.weight": "fp8_e4m3", "quant.activation": ["fp8_e4m3", "fp8_e5m2"]},
+    {"quant.weight": "fp8_e5m2", "quant.activation": "fp8_e4m3"},
+]
+_FP8_TENSOR: Mapping[str, Any] = {
+    **READ, "device.arch": CUBLAS_FP8, "quant.layout": "plain",
+    "quant.granularity": "tensor", "quant.activation_granularity": "tensor", "quant.fields.output": None,
+    "dtype.x": ["bf16", "fp16", "fp32"], "dtype.y": ["bf16", "fp16"], "dtype.bias": None,
+    "shape.N": "%16", "shape.K": "%16", "any_of": _FP8_CODES,
+}  # fmt: skip
+#: What ``torch.gemm.fp8_tensor`` leaves: ModelOpt's way to compute scales, and e5m2.
+_NOT_TORCHS = match({
+    "any_of": [
+        {"quant.fields.activation_scale_rule": "*", "none_of": [{"quant.fields.activation_scale_rule": "amax"}]},
+        {"quant.weight": "fp8_e5m2"}, {"quant.activation": "fp8_e5m2"},
+    ],
+})  # fmt: skip
+
+_FP8_BLOCK_SM90: Mapping[str, Any] = {
+    **READ, "device.arch": "sm90", "quant.layout": "plain", "quant.fields.output": None,
+    "quant.weight": "fp8_e4m3", "quant.granularity": "block", "quant.block_n": 128, "quant.block_k": 128,
+    "quant.activation": "fp8_e4m3", "quant.activation_granularity": "group", "quant.activation_dynamic": True,
+    "quant.fields.activation_group_size": "128", "quant.fields.activation_scale_rule": "amax",
+    "quant.pre_scale": [None, False], "dtype.x": "bf16", "dtype.y": "bf16", "dtype.bias": None,
+    "shape.N": "%64", "shape.K": "%128",
+}  # fmt: skip
+
+KERNELS: tuple[Kernel, ...] = (
+    row("flashinfer.gemm.bf16", _BF16, "gemm:prepare_bf16", batch_invariant=False, band=Band.REFERENCE,
+        bands={Band.GENERAL: match({"dtype.y": ["fp16", "fp32"]})},  # torch's results have the dtype of x
+        doc="mm_bf16 through cuBLASLt; slower than torch's own call at the sizes measured"),
+    row("flashinfer.gemm.fp8_tensor", _FP8_TENSOR, "gemm:prepare_fp8_tensor", batch_invariant=False,
+        accumulation="fp22", band=Band.REFERENCE, bands={Band.GENERAL: _NOT_TORCHS},
+        doc="bmm_fp8 through cuBLASLt, accumulated fast; inputs are quantized by torch"),
+    # tiles are chosen and compiled by the number of rows
+    row("flashinfer.gemm.fp8_block_sm90", _FP8_BLOCK_SM90, "gemm:prepare_fp8_block_sm90", batch_invariant=False,
+        band=Band.GENERAL, specializes_on=("shape.M",),
+        doc="fp8_blockscale_gemm_sm90 (DeepGEMM), which quantizes its inputs by 448 / amax: codes may differ at ties"),
+)  # fmt: skip
