@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phyai.kernel import Band, Capture, Kernel, Numerics, Param
-from phyai.predicates import match
+from phyai.predicates import Predicate, match
 from phyai.quant.formats import QuantFormat
 
 from phyai_backend_cuda.records.conditions import ACTIVATIONS, HOPPER, same_dtype
@@ -59,6 +59,13 @@ _GEMM = {"shape.M": "<=64", "shape.N": "%8"}
 _MLP = {
     "shape.M": "<=64", "shape.I": "%64", "shape.N": "%8", "attrs.activation": ACTIVATIONS,
 }  # fmt: skip
+#: Of 16-bit weights, the product that takes less time than cuBLAS's: 5.3 us for 7.5 on an H200. 2560 x 1024, 8192 x
+#: 1024 and 1024 x 4096 do not (benchmarks/results/skinny.json).
+_O = {Band.OPTIMIZED: match({"shape.N": 1024, "shape.K": 2048})}
+#: Of quantized weights, the rows for which it takes less time than Humming's kernels: at M = 50 the expert's products
+#: take 5.3 to 7.8 us for 7.7 to 10.0 in int4, 5.4 to 8.3 for 7.7 to 11.1 in fp8 (benchmarks/results/skinny.json,
+#: humming_gemm.json). Humming's gain on it with fewer rows; M = 10 was measured of those alone.
+_FEW = {Band.OPTIMIZED: match({"shape.M": ">32"})}
 _CUT = (
     Param("splits", "blocks that share K: 1, 2, 4 or 8; follows from N and K when absent"),
     Param("warpgroups", "64 outputs each to a block: 1 or 2"),
@@ -67,12 +74,12 @@ _CUT = (
 
 
 def _gemm(variant: str, when: Mapping[str, Any], doc: str, layouts: Sequence[str] = (LAYOUT,), *,
-          band: Band = Band.GENERAL) -> Kernel:  # fmt: skip
+          band: Band = Band.GENERAL, bands: Mapping[Band, Predicate]) -> Kernel:  # fmt: skip
     return Kernel(
         id=f"cuda.gemm.skinny_{variant}", op="gemm", when=match({**HOPPER, **_GEMM, **when}),
         prepare="phyai_backend_cuda.skinny.gemm:prepare", capture=Capture.AFTER_WARMUP,
-        numerics=Numerics(reproducible=True, batch_invariant=True), band=band, rank=-1, layouts=tuple(layouts),
-        params=_CUT, doc=f"M <= 64: {doc}; K split over a cluster",
+        numerics=Numerics(reproducible=True, batch_invariant=True), band=band, rank=-1, bands=bands,
+        layouts=tuple(layouts), params=_CUT, doc=f"M <= 64: {doc}; K split over a cluster",
     )  # fmt: skip
 
 
@@ -80,11 +87,12 @@ def _part(part: str) -> dict[str, Any]:
     return {**_weight_only(f"parts.{part}.quant"), f"parts.{part}.quant.layout": LAYOUT}
 
 
-def _mlp(variant: str, when: Mapping[str, Any], doc: str, layouts: Sequence[str] = ("plain", LAYOUT)) -> Kernel:
+def _mlp(variant: str, when: Mapping[str, Any], doc: str, layouts: Sequence[str] = ("plain", LAYOUT), *,
+         bands: Mapping[Band, Predicate] | None = None) -> Kernel:  # fmt: skip
     return Kernel(
         id=f"cuda.gated_mlp.skinny_{variant}", op="gated_mlp", when=match({**HOPPER, **_MLP, **when}),
         prepare="phyai_backend_cuda.skinny.mlp:prepare", capture=Capture.AFTER_WARMUP,
-        numerics=Numerics(reproducible=True, batch_invariant=True), band=Band.GENERAL, layouts=tuple(layouts),
+        numerics=Numerics(reproducible=True, batch_invariant=True), bands=bands or {}, layouts=tuple(layouts),
         doc=f"M <= 64: {doc}; two launches that overlap, the activation in the first",
     )  # fmt: skip
 
@@ -100,19 +108,19 @@ FORMATS: tuple[QuantFormat, ...] = (
 
 KERNELS: tuple[Kernel, ...] = (
     _gemm("16bit", {**_PLAIN, "all_of": [same_dtype(("x", "weight", "y"), ("bias",)), _cuts("K")]}, "16-bit weight",
-          ("plain",), band=Band.REFERENCE),  # faster than cuBLAS alone for K = 2048: for policies and tuning to choose
+          ("plain",), band=Band.REFERENCE, bands=_O),  # for policies and tuning to choose elsewhere
     _gemm("fp8", {**_weight_only("quant"), **_fp8("quant"),
-                  "all_of": [same_dtype(("x", "y"), ("bias",)), _cuts("K")]}, "e4m3 weight"),
+                  "all_of": [same_dtype(("x", "y"), ("bias",)), _cuts("K")]}, "e4m3 weight", bands=_FEW),
     _gemm("int4", {**_weight_only("quant"), "all_of": [same_dtype(("x", "y"), ("bias",)), _int4("quant", "K")]},
-          "4-bit weight"),
+          "4-bit weight", bands=_FEW),
     _mlp("16bit", {"parts.gate_up.quant.scheme": None, "parts.down.quant.scheme": None,
                    "all_of": [same_dtype(("x", "gate_up", "down", "y")), _cuts("K"), _cuts("I")]},
          "16-bit weights", ("plain",)),
     _mlp("fp8", {**_part("gate_up"), **_part("down"),
                  **_fp8("parts.gate_up.quant"), **_fp8("parts.down.quant"),
-                 "all_of": [same_dtype(("x", "y")), _cuts("K"), _cuts("I")]}, "e4m3 weights"),
+                 "all_of": [same_dtype(("x", "y")), _cuts("K"), _cuts("I")]}, "e4m3 weights", bands=_FEW),
     _mlp("int4", {**_part("gate_up"), **_part("down"),
                   "all_of": [same_dtype(("x", "y")), _int4("parts.gate_up.quant", "K"),
                              _int4("parts.down.quant", "I")]},
-         "4-bit weights"),
+         "4-bit weights", bands=_FEW),
 )  # fmt: skip

@@ -6,14 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from phyai.kernel import Band, Capture, Kernel
-from phyai.predicates import match
+from phyai.predicates import Predicate, match
 
 from phyai_backend_flashinfer.rows.conditions import HEAD_DIMS, HOPPER, READ, row, same
 
+#: The numbers of queries up to which FA2 splits keys and is the better one, and from which FA3 is: on an H200 FA2 takes
+#: 11.6 us for 50 queries of 1018 keys (benchmarks/results/rows_attention.json); for 968 of 968 FA3 takes 39
+#: (pi05_3cameras_bucket.json), and the whole step 1.7 % less with it than with FA2 (tune_pi05.json).
+FEW, MANY = "<=512", ">512"
 
-def _attention(id: str, when: Mapping[str, Any], prepare: str, *, doc: str, rank: int = 0) -> Kernel:
+
+def _better(dim: str, queries: str) -> dict[Band, Predicate]:
+    return {Band.OPTIMIZED: match({f"shape.{dim}": queries})}
+
+
+def _attention(id: str, when: Mapping[str, Any], prepare: str, *, doc: str, better: str, rank: int = 0) -> Kernel:
     # lengths decide how the work is split, so a row's bits depend on the batch
-    return row(id, when, f"attention:{prepare}", doc=doc, rank=rank, batch_invariant=False)
+    return row(
+        id, when, f"attention:{prepare}", doc=doc, rank=rank, batch_invariant=False, band=Band.GENERAL,
+        bands=_better("Sq", better),
+    )  # fmt: skip
 
 
 def _last(
@@ -27,11 +39,12 @@ def _last(
     )  # fmt: skip
 
 
-def _paged(id: str, when: Mapping[str, Any], prepare: str, *, doc: str, rank: int = 0) -> Kernel:
+def _paged(id: str, when: Mapping[str, Any], prepare: str, *, doc: str, better: str, rank: int = 0) -> Kernel:
     # a captured grid fits the rows of q that it was planned for
     when, rows = {**when, **_PAGED}, ("shape.T",)
     return row(
-        id, when, f"attention_paged:{prepare}", doc=doc, rank=rank, batch_invariant=False, specializes_on=rows
+        id, when, f"attention_paged:{prepare}", doc=doc, rank=rank, batch_invariant=False, specializes_on=rows,
+        band=Band.GENERAL, bands=_better("T", better),
     )  # fmt: skip
 
 
@@ -57,13 +70,13 @@ _FA3: Mapping[str, Any] = {"all_of": [{"shape.head_dim": HEAD_DIMS}, HOPPER]}
 
 KERNELS: tuple[Kernel, ...] = (
     _paged("flashinfer.attention_paged.fa2", _FA2, "prepare_fa2",
-           rank=1, doc="paged prefill, FA2: planned once per step, lengths may change between replays"),
+           better=FEW, rank=1, doc="paged prefill, FA2: planned once per step, lengths may change between replays"),
     _paged("flashinfer.attention_paged.fa3", _FA3, "prepare_fa3",
-           doc="paged prefill, FA3 (Hopper): planned once per step"),
+           better=MANY, doc="paged prefill, FA3 (Hopper): planned once per step"),
     _attention("flashinfer.attention.fa2", {**_FA2, **_SINGLE}, "prepare_single_fa2",
-               rank=1, doc="one sequence, FA2"),
+               better=FEW, rank=1, doc="one sequence, FA2"),
     _attention("flashinfer.attention.fa3", {**_FA3, **_SINGLE}, "prepare_single_fa3",
-               doc="one sequence, FA3 (Hopper)"),
+               better=MANY, doc="one sequence, FA3 (Hopper)"),
     _last("flashinfer.attention.masked_fa2", {**_FA2, **_MASKED}, "prepare_single_fa2",
           doc="one sequence with a mask, FA2; slower than torch's SDPA with one"),
     _last("flashinfer.attention.batch_fa2", {**_FA2, **_PADDED}, "prepare_padded_fa2", rank=-1, specializes_on=_LENGTHS,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from phyai.kernel import Band, Capture, Kernel, Numerics
-from phyai.predicates import match
+from phyai.predicates import Predicate, match
 
 #: bf16 arithmetic is in the hardware from sm80 on.
 DTYPE_DEVICES: Mapping[str, list[Mapping[str, Any]]] = {
@@ -19,7 +19,7 @@ DTYPE_DEVICES: Mapping[str, list[Mapping[str, Any]]] = {
 
 def row(
     id: str, when: Mapping[str, Any], prepare: str, *, capture: Capture = Capture.SAFE, batch_invariant: bool = False,
-    rank: int = 0, doc: str = "",
+    rank: int = 0, bands: Mapping[Band, Predicate] | None = None, doc: str = "",
 ) -> Kernel:  # fmt: skip
     """A record of the ``torch`` family."""
     return Kernel(
@@ -31,6 +31,7 @@ def row(
         numerics=Numerics(reproducible=True, batch_invariant=batch_invariant),
         band=Band.GENERAL,
         rank=rank,
+        bands=bands or {},
         doc=doc,
     )
 

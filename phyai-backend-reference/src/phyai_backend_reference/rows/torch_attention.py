@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from phyai.kernel import Capture, Kernel
+from phyai.kernel import Band, Capture, Kernel
+from phyai.predicates import Predicate, match
 
 from phyai_backend_reference.rows.torch import row
 
@@ -83,11 +84,20 @@ _SQUARE: Mapping[str, Any] = {"any_of": [{"attrs.causal": False}, {"attrs.causal
 #: The order measured on an H200 at π0.5's prefix and vision shapes, where no rule gives another.
 _RANKS = {"cudnn": 4, "flash": 3, "varlen": 2, "efficient": 1, "math": 0}
 
+#: cuDNN plans for the very lengths of a call. For a prefix of 968 on an H200 that is 29 us, 39 for FlashInfer's FA3
+#: (benchmarks/results/pi05_3cameras_exact.json and pi05_3cameras_bucket.json).
+_CUDNN, _PAGED_CUDNN = (
+    {Band.SPECIALIZED: match({"device.arch": "sm90", "shape.head_dim": 256, dim: ">512"})}
+    for dim in ("shape.Sq", "shape.T")
+)
 
-def _row(op: str, variant: str, when: Mapping[str, Any], doc: str) -> Kernel:
+
+def _row(
+    op: str, variant: str, when: Mapping[str, Any], doc: str, bands: Mapping[Band, Predicate] | None = None
+) -> Kernel:
     return row(
         f"torch.{op}.{variant}", _where(when, _NO_CAP), f"{op}:prepare_{variant}",
-        capture=Capture.AFTER_WARMUP, rank=_RANKS[variant.removeprefix("sdpa_")], doc=doc,
+        capture=Capture.AFTER_WARMUP, rank=_RANKS[variant.removeprefix("sdpa_")], bands=bands, doc=doc,
     )  # fmt: skip
 
 
@@ -100,7 +110,7 @@ KERNELS: tuple[Kernel, ...] = (
         _where(_PADDED, {"any_of": [_flash_cpu(_QKV), _where(_flash_cuda(_QKV), {"dtype.mask": None}, _SQUARE)]}),
         "SDPA's flash attention (FlashAttention-2 on a GPU, torch's own on a CPU)",
     ),
-    _row("attention", "cudnn", _where(_PADDED, _cudnn(_QKV)), "SDPA's cuDNN attention"),
+    _row("attention", "cudnn", _where(_PADDED, _cudnn(_QKV)), "SDPA's cuDNN attention", _CUDNN),
     _row("attention", "efficient", _where(_PADDED, _efficient(_QKV)), "SDPA's memory-efficient attention (CUTLASS)"),
     _row("attention", "math", _where(_PADDED, _math(_QKV)), "SDPA's plain composition"),
     _row("attention", "varlen", _where(_RAGGED, _varlen(_QKV)), "torch's variable-length FlashAttention-2"),
@@ -110,7 +120,9 @@ KERNELS: tuple[Kernel, ...] = (
         _where(_SLAB, {"any_of": [_flash_cpu(_CACHE), _where(_flash_cuda(_CACHE), {"attrs.causal": False})]}),
         f"SDPA's flash attention {_PAGE}",
     ),
-    _row("attention_paged", "sdpa_cudnn", _where(_SLAB, _cudnn(_CACHE)), f"SDPA's cuDNN attention {_PAGE}"),
+    _row(
+        "attention_paged", "sdpa_cudnn", _where(_SLAB, _cudnn(_CACHE)), f"SDPA's cuDNN attention {_PAGE}", _PAGED_CUDNN
+    ),
     _row(
         "attention_paged",
         "sdpa_efficient",
