@@ -6,6 +6,7 @@ from phyai.catalog import Catalog
 from phyai.dispatch import Dispatcher
 from phyai.environment import Device, Environment
 from phyai.errors import CallError, NeedsReload, NoKernelError
+from phyai.explain import explain_call, to_text
 from phyai.kernel import Band, Capture, Kernel, Numerics, Prepared
 from phyai.plugins import Plugin, PluginStatus
 from phyai.policy import Layer, Policy, Restriction, Rule
@@ -208,3 +209,51 @@ def test_the_report_says_how_weights_lie_and_why():
         "  plain: M=1 reference.gemm.q",
         "  turned: M=1 tiles.gemm.w8",
     ]
+
+
+ASKED = {
+    "shape.M": 3, "shape.K": 8, "shape.I": 6, "shape.N": 8, "dtype.x": "fp32", "attrs.activation": "silu",
+    "mode.capture": False,
+}  # fmt: skip
+INT8 = {"quant.weight": "int8", "quant.granularity": "channel"}
+BOTH = {f"parts.{part}.{name}": value for part in ("gate_up", "down") for name, value in INT8.items()}
+
+
+@pytest.mark.parametrize("said", [INT8, BOTH], ids=["of all weights", "of each part"])
+def test_explaining_a_quantized_composite_answers_as_a_site_of_a_model_decides(said):
+    of = dispatcher(rule(("reference.*",), layer="mlp.down"))
+    decided = mlp(of).decide(M=3)
+    explained = explain_call("gated_mlp", {**ASKED, **said, "layer": "mlp"}, CATALOG, of.policy, of.environment)
+    assert explained.facts == decided.facts
+    assert explained.kernel == decided.kernel
+    assert {name: part.kernel.id for name, part in explained.parts.items()} == {
+        "gate_up": "tiles.gemm.w8", "activation": "reference.gated_activation.q", "down": "reference.gemm.q",
+    }  # fmt: skip
+    assert "part down: layout plain: the only layout" in to_text(explained, width=400)
+
+
+def test_of_two_weights_one_can_be_explained_quantized():
+    of = dispatcher()
+    explained = explain_call(
+        "gated_mlp", {**ASKED, "parts.down.quant.weight": "int8"}, CATALOG, of.policy, of.environment
+    )
+    assert explained.facts["dtype.gate_up"] == "fp32"
+    assert "parts.gate_up.quant.scheme" not in explained.facts
+    assert explained.parts["down"].facts["quant.scheme"] == "w8a16_channel"
+    assert explained.parts["down"].kernel.id == "tiles.gemm.w8"
+
+
+def test_what_is_said_of_one_part_stands_before_what_is_said_of_all():
+    of = dispatcher()
+    said = {**INT8, "parts.gate_up.quant.weight": None}
+    explained = explain_call("gated_mlp", {**ASKED, **said}, CATALOG, of.policy, of.environment)
+    assert "quant.scheme" not in explained.parts["gate_up"].facts
+    assert explained.parts["down"].facts["quant.scheme"] == "w8a16_channel"
+
+
+def test_an_op_whose_weights_are_never_quantized_is_not_explained_so():
+    of = dispatcher()
+    with pytest.raises(
+        CallError, match=r"no weight of layer_norm_add can be quantized, so its calls have no quant\.weight"
+    ):
+        explain_call("layer_norm_add", {"quant.weight": "int8"}, CATALOG, of.policy, of.environment)

@@ -30,6 +30,8 @@ EXAMPLES = """
   phyai explain --device rtx4090 --op attention -d bf16 -a causal=true --policy policy.yaml
   phyai explain --op gemm -f quant.weight=int4 -f quant.group_size=128 --json
   phyai explain --op gated_mlp --device h200 --html decision.html
+  phyai explain --op gated_mlp --device h200 -f quant.weight=fp8_e4m3 -f quant.activation=fp8_e4m3
+  phyai explain --op gated_mlp --device h200 -f parts.down.quant.weight=int4
 """
 
 

@@ -115,18 +115,19 @@ class Layouts:
     def of_facts(self, op: Op, facts: Facts) -> dict[str, LayoutChoice]:
         """The layouts of the quantized weights of a call that is known by its facts alone, by the fact that says them.
 
-        Those that ``facts`` give are not chosen, nor are those for which no layout gives the call a kernel.
+        Those that ``facts`` give are not chosen; where no layout gives the call a kernel, none is.
         """
-        found = {}
-        for weight in (t.name for t in op.weights if "int8" in t.dtypes):  # weights that can hold codes
-            fact = _fact(op, weight)
-            prefix = fact.removesuffix("layout")
-            if fact not in facts and f"{prefix}scheme" in facts:
-                try:
-                    found[fact] = self.choose(op, facts, [weight])[weight]
-                except NoKernelError:
-                    continue  # the decision says why, with the weight plain
-        return found
+        names = [t.name for t in op.weights if "int8" in t.dtypes]  # weights that can hold codes
+        quantized = {
+            name: _fact(op, name)
+            for name in names
+            if _fact(op, name) not in facts and f"{_fact(op, name).removesuffix('layout')}scheme" in facts
+        }
+        try:
+            chosen = self.choose(op, facts, list(quantized))
+        except NoKernelError:
+            return {}  # the decision says why, with the weights plain
+        return {fact: chosen[name] for name, fact in quantized.items()}
 
     def _choose(
         self, op: Op, static: Facts, wanted: Sequence[Wanted], rows: tuple[int, int] | None

@@ -13,7 +13,7 @@ from phyai.decision import Decision
 from phyai.dispatch.layouts import Layouts
 from phyai.environment import Environment
 from phyai.errors import NoKernelError
-from phyai.explain.scheme import described
+from phyai.explain.scheme import described, of_parts
 from phyai.facts import Facts, canonical_dtype
 from phyai.op import FLOATS, ArgSpec, Op
 from phyai.policy import Policy
@@ -59,8 +59,9 @@ def complete(
     """
     check_names(op, given, catalog.vocabulary_of(op.name))
     known = {name: canonical_dtype(str(v)) if name.startswith("dtype.") and v else v for name, v in given.items()}
+    known = of_parts(op, known)
     spec = _best(op, known)
-    meant = {name: value for name, value in described(known).items() if name not in known}
+    meant = described(op, known)
     known |= meant
     facts = _filled(op, known, spec)
     assumed = {name: value for name, value in facts.items() if name not in known and name != "op"}

@@ -32,8 +32,10 @@ def render(decision: Decision) -> RenderableType:
     for candidate in decision.candidates:
         table.add_row(*_row(candidate, decision), style=None if isinstance(candidate, Accepted) else "dim")
     lines = [Text(f"  {line}") for line in _notes(decision)]
-    for choice in decision.layouts.values():
-        lines += [Text(f"  {line}") for line in choice.to_text().splitlines()]
+    for fact, choice in decision.layouts.items():
+        whose = f"part {fact.removesuffix('.quant.layout').removeprefix('parts.')}: " if decision.parts else ""
+        first, *others = choice.to_text().splitlines()
+        lines += [Text(f"  {line}") for line in (whose + first, *others)]
     blocks: list[RenderableType] = [
         head,
         Text(f"  {facts_line(decision)}", style="dim"),

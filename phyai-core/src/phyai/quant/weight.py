@@ -60,9 +60,8 @@ class QuantizedWeight:
 
     @property
     def dtype(self) -> str:
-        """What the codes are stored as: the element type when it has 8 bits, else ``uint8``."""
-        quant = self.scheme.weight
-        return quant.dtype if quant.bits == 8 else "uint8"
+        """What the codes are stored as."""
+        return stored_dtype(self.scheme)
 
     @property
     def ndim(self) -> int:
@@ -86,3 +85,8 @@ class QuantizedWeight:
         """The same weight on another device."""
         changes = {name: t.to(device) for name, t in self.tensors().items() if name not in self.packed}
         return attrs.evolve(self, **changes, packed={name: t.to(device) for name, t in self.packed.items()})
+
+
+def stored_dtype(scheme: QuantScheme) -> str:
+    """What a weight's codes are stored as in the plain layout: the element type when it has 8 bits, else ``uint8``."""
+    return scheme.weight.dtype if scheme.weight.bits == 8 else "uint8"
