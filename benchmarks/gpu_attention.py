@@ -52,12 +52,10 @@ def reference(
     return torch.einsum("hqk,khd->qhd", weights, v)
 
 
-def prepare(facts: dict[str, Any], params: dict[str, Any], *, invariant: bool = False) -> Any:
+def prepare(facts: dict[str, Any], params: dict[str, Any]) -> Any:
     from phyai.facts import Facts
     from phyai_backend_cuda.attention import split
 
-    if invariant:
-        return split.prepare_batch_invariant(Facts(facts), {}, params, resources())
     return split.prepare(Facts(facts), {}, params, resources())
 
 

@@ -113,13 +113,13 @@ def weight_of(scheme: QuantScheme, n: int, k: int, *, bias: bool, seed: int = 0)
 
 def prepare(
     row: str, scheme: QuantScheme, n: int, k: int, environment: Environment, resources: EngineResources, *,
-    m: Sequence[int], bias: bool = False, seed: int = 0,
+    m: Sequence[int], bias: bool = False,
 ) -> Row:  # fmt: skip
     kernel = next(kernel for kernel in rows.KERNELS if kernel.id == f"humming.gemm.{row}")
     facts = facts_of(environment, scheme, n, k, None, bias)
     reason = kernel.when.why_not(facts)
     assert reason is None, f"{kernel.id} refuses {scheme.name} [{n}, {k}]: {reason}"
-    plain, own = weight_of(scheme, n, k, bias=bias, seed=seed)
+    plain, own = weight_of(scheme, n, k, bias=bias)
     weights = {"weight": pack(plain)} | ({} if own is None else {"bias": own})
     return Row(plain, own, kernel.load()(facts, weights, {"rows": list(m)}, resources))
 
@@ -149,17 +149,15 @@ def precompile(wanted: Iterator[tuple[QuantScheme, int, int, bool, tuple[int, ..
     return {"kernels": len(specs), "seconds": time.perf_counter() - begun}
 
 
-def microseconds(calls: Sequence[Callable[[], Any]], *, replays: int = 12) -> float:
+def microseconds(calls: Sequence[Callable[[], Any]]) -> float:
     """The median time of one of ``calls``, captured in one graph; more of them than L2 holds make each find it cold."""
-    return side_by_side({"": calls}, replays=replays)[""]
+    return side_by_side({"": calls})[""]
 
 
-def side_by_side(
-    sides: Mapping[str, Sequence[Callable[[], Any]]], *, replays: int = 12, seconds: float = 1.0
-) -> dict[str, float]:
-    """The median time of one call of every side: each side is captured in a graph, and the graphs take turns.
+def side_by_side(sides: Mapping[str, Sequence[Callable[[], Any]]]) -> dict[str, float]:
+    """The median time of one call of every side: each side is captured in a graph, and the graphs take twelve turns.
 
-    Turns end after ``seconds``, but not before five of them.
+    Turns end after a second, but not before five of them.
     """
     graphs = {}
     for name, calls in sides.items():
@@ -172,8 +170,8 @@ def side_by_side(
                 call()
     times: dict[str, list[float]] = {name: [] for name in sides}
     begun = time.monotonic()
-    for turn in range(replays + 2):
-        if turn >= 7 and time.monotonic() - begun > seconds:
+    for turn in range(14):
+        if turn >= 7 and time.monotonic() - begun > 1:
             break
         for name, graph in graphs.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -67,8 +67,9 @@ class Peak:
         self.bytes = peak - self.start
 
 
-def bandwidth(device: torch.device, nbytes: int = 1 << 28) -> float:
+def bandwidth(device: torch.device) -> float:
     """Bytes a second that a copy reads and writes: the best of some."""
+    nbytes = 1 << 28
     one = torch.ones(nbytes // 4, device=device)
     other = torch.empty_like(one)
     best = 0.0

@@ -8,7 +8,7 @@ import pytest
 from phyai.errors import CallError
 from phyai.op import ArgSpec, Op, bind_dims
 from phyai.ops import CORE_OPS
-from phyai.synthesize import synthesize, torch_dtype, with_dtype
+from phyai.synthesize import synthesize, torch_dtype
 
 torch = pytest.importorskip("torch", reason="tensors are torch's")
 
@@ -56,7 +56,6 @@ def test_another_dtype_reaches_every_float_that_may_have_it() -> None:
     assert {n: call.dtypes[n] for n in ("q", "k", "cos_sin", "positions", "q_out")} == {
         "q": "fp16", "k": "fp16", "cos_sin": "fp32", "positions": "int64", "q_out": "fp16",
     }  # fmt: skip
-    assert with_dtype(OPS["gemm"], spec_of("gemm", "small.odd"), "fp64").dtypes["weight"] == "fp64"
 
 
 def test_facts_are_those_of_the_call() -> None:

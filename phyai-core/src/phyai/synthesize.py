@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from phyai.calls import attributes, call_facts, fill_dtypes
 from phyai.errors import CallError
@@ -80,11 +80,6 @@ def synthesize(
         for name, value in tensors.items():
             tensors[name] = value if value is None else value.to(device)
     return call
-
-
-def with_dtype(op: Op, spec: ArgSpec, dtype: str) -> ArgSpec:
-    """``spec`` with another dtype for every tensor that is a plain float and may have it."""
-    return evolve(spec, dtypes=_dtypes(op, spec, dtype))
 
 
 def torch_dtype(name: str) -> torch.dtype:

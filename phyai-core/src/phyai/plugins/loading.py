@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,11 @@ _log = logging.getLogger("phyai.plugins")
 DISABLE_VARIABLE = "PHYAI_DISABLE_PLUGINS"
 
 
-def discover(env: Mapping[str, str] | None = None, offers: Sequence[Offer] | None = None) -> Catalog:
+def discover(env: Mapping[str, str] | None = None) -> Catalog:
     """The catalog of every installed plug-in.
 
-    ``env`` is the process environment unless given; ``offers`` are the plug-ins that metadata names unless given.
-    Nothing a plug-in does raises here: its row in ``catalog.plugins`` says what is wrong.
+    ``env`` is the process environment unless given. Nothing a plug-in does raises here: its row in
+    ``catalog.plugins`` says what is wrong.
 
     Raises:
         PhyAIError: ``PHYAI_DISABLE_PLUGINS`` is malformed.
@@ -38,7 +38,7 @@ def discover(env: Mapping[str, str] | None = None, offers: Sequence[Offer] | Non
     from phyai.catalog import Catalog  # the catalog reads records of this package
 
     disabled = parse_disabled((os.environ if env is None else env).get(DISABLE_VARIABLE, ""))
-    found = installed_offers() if offers is None else offers
+    found = installed_offers()
     plugins = [_load(offer, disabled) for offer in sorted(found, key=lambda o: (GROUPS.index(o.group), o.name))]
     known = {offer.name for offer in found} | {offer.distribution for offer in found}
     plugins += [_unknown(name, known) for name in sorted(disabled - known)]

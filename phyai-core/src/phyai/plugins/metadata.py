@@ -6,7 +6,6 @@ import configparser
 import importlib
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -46,11 +45,10 @@ class Offer:
         return target
 
 
-def installed_offers(path: Iterable[str] | None = None) -> tuple[Offer, ...]:
-    """Every entry point in our groups on ``sys.path`` (or on ``path``)."""
-    found = metadata.distributions() if path is None else metadata.distributions(path=list(path))
+def installed_offers() -> tuple[Offer, ...]:
+    """Every entry point in our groups on ``sys.path``."""
     copies: dict[str, list[tuple[metadata.Distribution, str]]] = defaultdict(list)
-    for distribution in found:
+    for distribution in metadata.distributions():
         text = _entry_points(distribution)
         if any(group in text for group in GROUPS):
             copies[normalized(_name(distribution))].append((distribution, text))

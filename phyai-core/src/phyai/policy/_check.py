@@ -273,8 +273,8 @@ class Checker:
     def _at(self, node: Node) -> Location:
         return Location(self._file, node.line, node.column)
 
-    def _error(self, node: Node, message: str, suggestion: str | None = None, got: str | None = None) -> None:
-        self._report.error(self._at(node), message, got or node.shown(), suggestion)
+    def _error(self, node: Node, message: str, suggestion: str | None = None) -> None:
+        self._report.error(self._at(node), message, node.shown(), suggestion)
 
     def _error_at(self, at: tuple[int, int], message: str, got: str, suggestion: str | None = None) -> None:
         self._report.error(Location(self._file, *at), message, got or '""', suggestion)

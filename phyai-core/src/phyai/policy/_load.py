@@ -108,7 +108,6 @@ def policy_from_environment(
     profile: str | None = None,
     *,
     catalog: Catalog | None = None,
-    base: Policy | None = None,
 ) -> LoadedPolicy:
     """The policy that arguments and variables ask for: an argument beats its variable.
 
@@ -124,9 +123,9 @@ def policy_from_environment(
     if profile is not None and profile not in PROFILES:
         raise PolicyError(f"{origin}={profile!r}: no such profile; {one_of(profile, PROFILES)}")
     if path is None:
-        loaded = LoadedPolicy(default_policy() if base is None else base)
+        loaded = LoadedPolicy(default_policy())
     else:
-        loaded = load_policy(path, catalog=catalog, base=base)
+        loaded = load_policy(path, catalog=catalog)
     return loaded if profile is None else attrs.evolve(loaded, policy=loaded.policy.with_profile(profile))
 
 

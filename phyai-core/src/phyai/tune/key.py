@@ -77,8 +77,8 @@ class CallKey:
         order = sorted(rest, key=lambda name: (not name.startswith("shape."), not name.startswith("quant."), name))
         return " ".join([*parts, *(f"{_short(name)}={_shown(self.facts[name])}" for name in order)])
 
-    def conditions(self, *, buckets: bool = True) -> dict[str, Any]:
-        """The ``match:`` of a rule for these calls; without ``buckets``, whatever their dynamic dimensions are."""
+    def conditions(self) -> dict[str, Any]:
+        """The ``match:`` of a rule for these calls."""
         found: dict[str, Any] = {"op": self.op}
         sets: list[dict[str, Any]] = []
         for name, value in self.facts.items():
@@ -86,8 +86,7 @@ class CallKey:
                 sets += [{name: element} for element in sorted(value)]
             else:
                 found[name] = value
-        if buckets:
-            found |= {name: f"{low}..{high}" if low < high else low for name, (low, high) in self.bucket.items()}
+        found |= {name: f"{low}..{high}" if low < high else low for name, (low, high) in self.bucket.items()}
         return found | ({"all_of": sets} if sets else {})
 
 

@@ -35,8 +35,8 @@ def median(samples: Sequence[float]) -> float:
 
 
 @functools.cache
-def rank(n: int, confidence: float = CONFIDENCE) -> int:
-    """The largest k for which the k-th smallest and k-th largest of n samples hold the median with ``confidence``.
+def rank(n: int) -> int:
+    """The largest k for which the k-th smallest and k-th largest of n samples hold the median with :data:`CONFIDENCE`.
 
     1 where there are too few samples for that: the interval is then all that was seen.
 
@@ -44,7 +44,7 @@ def rank(n: int, confidence: float = CONFIDENCE) -> int:
     (1, 1, 4)
     """
     below, k = 0.0, 0
-    while 2 * (below + math.comb(n, k) / 2**n) <= 1 - confidence:
+    while 2 * (below + math.comb(n, k) / 2**n) <= 1 - CONFIDENCE:
         below += math.comb(n, k) / 2**n
         k += 1
     return max(k, 1)

@@ -274,10 +274,10 @@ def processors_of(features: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def make_checkpoint(directory: Path, seed: int = SEED) -> None:
+def make_checkpoint(directory: Path) -> None:
     """Write the checkpoint to ``directory``, which is made when it is not there."""
     directory.mkdir(parents=True, exist_ok=True)
-    maker = Maker(seed)
+    maker = Maker(SEED)
     paligemma = "paligemma_with_expert.paligemma.model"
     vision(maker, f"{paligemma}.vision_tower.vision_model")
     maker.linear(f"{paligemma}.multi_modal_projector.linear", LANGUAGE.width, VISION.hidden_size, bias=True)

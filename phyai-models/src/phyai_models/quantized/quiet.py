@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def warnings_once(logger: str = "phyai.dispatch") -> Iterator[None]:
-    """Within it, a message of ``logger`` that was written before is not written again."""
+def warnings_once() -> Iterator[None]:
+    """Within it, a message of the dispatcher that was written before is not written again."""
     said: set[str] = set()
 
     def new(record: logging.LogRecord) -> bool:
@@ -18,7 +18,7 @@ def warnings_once(logger: str = "phyai.dispatch") -> Iterator[None]:
         said.add(message)
         return not known
 
-    log = logging.getLogger(logger)
+    log = logging.getLogger("phyai.dispatch")
     log.addFilter(new)
     try:
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from phyai.quant import QuantScheme
@@ -21,9 +21,8 @@ class RandomSource(WeightSource):
     around 1, everything else around 0.
     """
 
-    def __init__(self, seed: int = 0, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-        self.progress = progress
         self.not_finite = []
 
     def require(self, specs: Iterable[TensorSpec]) -> None:
@@ -35,8 +34,6 @@ class RandomSource(WeightSource):
         generator = torch.Generator(out.device).manual_seed(seed)
         drawn = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32)
         out.copy_(drawn * _scale(name, tuple(out.shape)) + _offset(name))
-        if self.progress is not None:
-            self.progress(out.nbytes)
 
     def stored_quantized(self, name: str) -> None:
         """Nothing is stored."""
