@@ -12,17 +12,11 @@ Source: Shazeer 2020; Gemma's and Llama's MLP.
 
 from __future__ import annotations
 
-from phyai.op import DEFAULT_TOLERANCE, FLOATS, Dim, Op, Part, Tensor, Tolerance
+from phyai.op import FLOATS, Op, Part, Tensor
 from phyai.ops.activation.signature import ACTIVATION
+from phyai.ops.feed_forward import DIMS, TOLERANCE
 from phyai.ops.gated_mlp.arg_specs import ARG_SPECS
 from phyai.ops.gemm.signature import CODES
-
-#: What lies between may be rounded twice to the input's dtype, and small outputs be sums of large terms.
-TOLERANCE = {
-    **DEFAULT_TOLERANCE,
-    "fp16": Tolerance(rtol=2e-2, atol=1e-2, relative_norm=5e-3),
-    "bf16": Tolerance(rtol=8e-2, atol=6e-2, relative_norm=2e-2),
-}
 
 OP = Op(
     name="gated_mlp",
@@ -33,12 +27,7 @@ OP = Op(
         Tensor("down", ("N", "I"), "weight", dtypes=(*FLOATS, *CODES)),
         Tensor("y", ("...M", "N"), "output"),
     ),
-    dims=(
-        Dim("M", "rows", dynamic=True, minimum=0),
-        Dim("K", "inputs per row"),
-        Dim("I", "intermediate size"),
-        Dim("N", "outputs per row"),
-    ),
+    dims=DIMS,
     attributes=(ACTIVATION,),
     tolerance=TOLERANCE,
     parts=(
@@ -46,6 +35,6 @@ OP = Op(
         Part("activation", "gated_activation", attrs={"activation": "activation"}),
         Part("down", "gemm", weights={"weight": "down"}, dims={"K": "I"}, dtypes={"y": "y"}),
     ),
-    compose="phyai.ops.gated_mlp.decompose:compose",
+    compose="phyai.ops.feed_forward:compose",
     arg_specs=ARG_SPECS,
 )

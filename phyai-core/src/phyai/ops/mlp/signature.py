@@ -12,9 +12,9 @@ Source: Vaswani et al. 2017; SigLIP's MLP.
 
 from __future__ import annotations
 
-from phyai.op import FLOATS, Dim, Op, Part, Tensor
+from phyai.op import FLOATS, Op, Part, Tensor
 from phyai.ops.activation.signature import ACTIVATION
-from phyai.ops.gated_mlp.signature import TOLERANCE
+from phyai.ops.feed_forward import DIMS, TOLERANCE
 from phyai.ops.gemm.signature import CODES
 from phyai.ops.mlp.arg_specs import ARG_SPECS
 
@@ -30,12 +30,7 @@ OP = Op(
         Tensor("fc2_bias", ("N",), "weight", optional=True),
         Tensor("y", ("...M", "N"), "output"),
     ),
-    dims=(
-        Dim("M", "rows", dynamic=True, minimum=0),
-        Dim("K", "inputs per row"),
-        Dim("I", "intermediate size"),
-        Dim("N", "outputs per row"),
-    ),
+    dims=DIMS,
     attributes=(ACTIVATION,),
     tolerance=TOLERANCE,
     parts=(
@@ -43,6 +38,6 @@ OP = Op(
         Part("activation", "activation", attrs={"activation": "activation"}, dims={"D": "I"}),
         Part("fc2", "gemm", weights={"weight": "fc2", "bias": "fc2_bias"}, dims={"K": "I"}, dtypes={"y": "y"}),
     ),
-    compose="phyai.ops.mlp.decompose:compose",
+    compose="phyai.ops.feed_forward:compose",
     arg_specs=ARG_SPECS,
 )
