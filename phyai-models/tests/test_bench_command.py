@@ -161,7 +161,13 @@ def test_requests_are_by_default_as_large_as_the_model_takes(tmp_path, catalog):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["pi05"], ["pi05", "--random-weights", "--runs", "0"], ["gpt", "--random-weights"]]
+    "arguments",
+    [
+        ["pi05"],
+        ["pi05", "--random-weights", "--runs", "0"],
+        ["gpt", "--random-weights"],
+        ["pi05", "--random-weights", "--steps", "1000000000"],
+    ],
 )
 def test_a_wrong_command_line_is_a_usage_error(arguments, catalog):
     assert run(*arguments, catalog=catalog)[0] == 2

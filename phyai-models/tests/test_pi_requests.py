@@ -7,7 +7,7 @@ import pytest
 import torch
 from phyai.errors import CheckpointError, InputError
 from phyai_models.pi.hosted import LerobotBatch
-from phyai_models.pi05 import Observation
+from phyai_models.pi05 import Observation, PI05Args
 from pi_cases import case, copy_case, engine, random_batch, random_checkpoint, run
 
 TINY = Path(__file__).parents[2] / "examples" / "pi05-tiny"
@@ -221,9 +221,13 @@ def test_relative_actions_are_added_to_the_state(tmp_path, catalog):
     )
 
 
-def test_wrong_numbers_of_steps_are_refused():
-    with pytest.raises(InputError, match="num_steps"):
-        LerobotBatch({}, num_steps=0)
+@pytest.mark.parametrize("steps", [0, 1001, 10**9, 2.0, True])
+def test_wrong_numbers_of_steps_are_refused(steps):
+    message = f"num_steps={steps}; give a whole number from 1 to 1000: every step takes time"
+    for make in (lambda: LerobotBatch({}, num_steps=steps), lambda: PI05Args(TINY, num_steps=steps)):
+        with pytest.raises(InputError, match=message):
+            make()
+    LerobotBatch({}, num_steps=1000)
 
 
 @pytest.mark.parametrize("name", ["pi05_a", "pi0_a"])

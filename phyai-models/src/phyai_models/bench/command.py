@@ -10,6 +10,8 @@ from typing import Any
 from phyai.cli.command import Context, Exit
 from phyai.errors import InputError, PhyAIError
 
+from phyai_models.pi.options import count, steps
+
 EXAMPLES = """
   phyai bench pi05 --random-weights --baseline torch
   phyai bench pi05 --checkpoint ./checkpoint --cameras 2 --prompt-tokens 48 --policy policies/pi05/h200_bf16.yaml
@@ -24,20 +26,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     weights.add_argument(
         "--random-weights", action="store_true", help="random weights in the published architecture; no checkpoint"
     )
-    parser.add_argument("--cameras", type=_count, metavar="N", help="images per request (default: the model's)")
+    parser.add_argument("--cameras", type=count, metavar="N", help="images per request (default: the model's)")
     parser.add_argument(
-        "--prompt-tokens", type=_count, metavar="N", help="valid prompt tokens (default: the model's most, at most 200)"
+        "--prompt-tokens", type=count, metavar="N", help="valid prompt tokens (default: the model's most, at most 200)"
     )
-    parser.add_argument("--batch", type=_count, default=1, metavar="N", help="requests at a time (default: 1)")
-    parser.add_argument("--steps", type=_count, metavar="N", help="Euler steps (default: the model's, 10)")
+    parser.add_argument("--batch", type=count, default=1, metavar="N", help="requests at a time (default: 1)")
+    parser.add_argument("--steps", type=steps, metavar="N", help="Euler steps (default: the model's, 10)")
     parser.add_argument(
         "--exact", action="store_true", help="a recording of its own for this prompt length, in place of a bucket"
     )
     parser.add_argument("--policy", metavar="FILE", help="policy file (default: $PHYAI_KERNEL_CONFIG)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default: auto)")
     parser.add_argument("--dtype", default="bf16", help="precision of the parameters (default: bf16)")
-    parser.add_argument("--runs", type=_count, default=50, metavar="N", help="timed runs (default: 50)")
-    parser.add_argument("--warmup", type=_count, default=10, metavar="N", help="runs before them (default: 10)")
+    parser.add_argument("--runs", type=count, default=50, metavar="N", help="timed runs (default: 50)")
+    parser.add_argument("--warmup", type=count, default=10, metavar="N", help="runs before them (default: 10)")
     parser.add_argument(
         "--baseline", action="append", default=[], choices=("torch", "sdpa", "compile"),
         help="also time the same weights in plain PyTorch in one CUDA graph: with explicit attention (torch), with "
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compile-seconds", type=float, default=240.0, metavar="S", help="how long compiling may take (default: 240)"
     )
-    parser.add_argument("--samples", type=_count, default=8, metavar="N", help="samples that are compared (default: 8)")
+    parser.add_argument("--samples", type=count, default=8, metavar="N", help="samples that are compared (default: 8)")
     parser.add_argument("--timeline", type=Path, metavar="PNG", help="also draw the kernels of every stage")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and inputs (default: 0)")
 
@@ -101,13 +103,6 @@ def _where(name: str, stage: dict[str, Any]) -> list[tuple[str, ...]]:
         for kind, found in stage["by_kind"].items()
     ]  # fmt: skip
     return [*kinds, (name, "gaps", "", f"{stage['gap_ms']:.3f}", "")]
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 def _show(record: dict[str, Any], context: Context) -> None:

@@ -11,6 +11,8 @@ from phyai.cli.command import Context, Exit, UsageError
 from phyai.errors import CheckpointError, InputError
 from phyai.files.replacing import replacing
 
+from phyai_models.pi.options import steps
+
 if TYPE_CHECKING:
     import torch
     from phyai.engine import Engine
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", metavar="FILE", help="policy file (default: $PHYAI_KERNEL_CONFIG)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 or auto (default: cpu)")
     parser.add_argument("--dtype", metavar="DTYPE", help="precision of the parameters (default: the checkpoint's own)")
-    parser.add_argument("--steps", type=int, metavar="N", help="Euler steps (default: the checkpoint's)")
+    parser.add_argument("--steps", type=steps, metavar="N", help="Euler steps (default: the checkpoint's)")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the noise (default: random)")
     parser.add_argument("--no-savings", action="store_true", help="compute also what the answer does not depend on")
 

@@ -23,6 +23,10 @@ IMAGES = "observation.images"
 #: What a configuration may ask for, so that none makes a machine allocate or loop without end: far beyond any model.
 MAX_SIZE, MAX_LAYERS, MAX_HEADS, MAX_HEAD_DIM, MAX_VOCAB = 1 << 20, 1024, 1024, 4096, 1 << 24
 MAX_IMAGE, MAX_CAMERAS, MAX_CHUNK, MAX_PROMPT, MAX_STEPS = 4096, 64, 8192, 8192, 1000
+#: Why there is a limit.
+GROWS = "memory and time grow with it, and no model is near that"
+#: What is said of a number of steps that is out of range.
+STEPS = f"give a whole number from 1 to {MAX_STEPS}: every step takes time, and π0.5's a row of modulations"
 #: Tokens of a request: the patches of all cameras, the prompt, and the actions.
 MAX_TOKENS = 1 << 16
 
@@ -32,7 +36,8 @@ def _count(limit: int) -> Any:
 
     def check(instance: Any, attribute: Any, value: Any) -> None:
         if type(value) is not int or not 1 <= value <= limit:
-            raise CheckpointError(f"{attribute.name} should be a whole number from 1 to {limit}, and is {value!r}")
+            why = f"; {GROWS}" if type(value) is int and value > limit else ""
+            raise CheckpointError(f"{attribute.name} should be a whole number from 1 to {limit}, and is {value!r}{why}")
 
     return check
 

@@ -23,8 +23,8 @@ from phyai_models.pi.requests import (
     DeviceBatch,
     LerobotBatch,
     NewWeights,
+    a_number_of_steps,
     a_seed,
-    at_least_one_step,
 )
 from phyai_models.pi.runner import Runner, execution_on
 from phyai_models.weights import Checkpoint, RandomSource, WeightSource
@@ -56,7 +56,7 @@ class PiArgs:
     """
 
     checkpoint_dir: str | Path | RandomCheckpoint
-    num_steps: int | None = attrs.field(default=None, validator=at_least_one_step)
+    num_steps: int | None = attrs.field(default=None, validator=a_number_of_steps)
     seed: int | None = attrs.field(default=None, validator=a_seed)
     truncate_prompt: bool = False
     savings: Savings = attrs.field(factory=Savings)

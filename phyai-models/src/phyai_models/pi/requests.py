@@ -9,13 +9,13 @@ import attrs
 import torch
 from phyai.errors import InputError
 
-from phyai_models.pi.config import PiConfig
+from phyai_models.pi.config import MAX_STEPS, STEPS, PiConfig
 from phyai_models.pi.inputs import Inputs, check_tokens
 
 
-def at_least_one_step(_: Any, attribute: Any, value: int | None) -> None:
-    if value is not None and (type(value) is not int or value < 1):
-        raise InputError(f"{attribute.name}={value!r}; give a whole number of at least 1")
+def a_number_of_steps(_: Any, attribute: Any, value: int | None) -> None:
+    if value is not None and (type(value) is not int or not 1 <= value <= MAX_STEPS):
+        raise InputError(f"{attribute.name}={value!r}; {STEPS}")
 
 
 def a_seed(_: Any, attribute: Any, value: int | None) -> None:
@@ -30,7 +30,7 @@ class LerobotBatch:
     their mask, and optionally ``noise``. ``trace`` also returns what every stage computed."""
 
     tensors: Mapping[str, torch.Tensor]
-    num_steps: int | None = attrs.field(default=None, validator=at_least_one_step)
+    num_steps: int | None = attrs.field(default=None, validator=a_number_of_steps)
     trace: bool = False
 
 
@@ -51,7 +51,7 @@ class DeviceBatch:
     token_mask: torch.Tensor | None = None
     camera_mask: torch.Tensor | None = None
     state: torch.Tensor | None = None
-    num_steps: int | None = attrs.field(default=None, validator=at_least_one_step)
+    num_steps: int | None = attrs.field(default=None, validator=a_number_of_steps)
 
     def inputs(self, config: PiConfig) -> Inputs:
         """Checked and completed.
