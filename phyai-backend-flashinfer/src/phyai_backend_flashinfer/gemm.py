@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from phyai.facts import Facts
-from phyai.kernel import Prepared, Resources
+from phyai.kernel import Prepared, PrepareFn, Resources
 from phyai.quant.realize.dequantize import effective_scale
 from phyai.quant.realize.quantize import quantize_input
 from phyai.quant.weight import QuantizedWeight
@@ -19,7 +20,9 @@ DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float
 CODES: Mapping[str, torch.dtype] = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
-def prepare_bf16(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+def _bf16(
+    backend: str, facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+) -> Prepared:  # fmt: skip
     from flashinfer import mm_bf16
 
     kept, dtype = held(weights), DTYPES[str(facts["dtype.y"])]
@@ -29,10 +32,14 @@ def prepare_bf16(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, 
         y = place(out, (*x.shape[:-1], len(weight)), dtype, x.device)
         if x.numel():
             rows, flat = packed(x.reshape(-1, x.shape[-1])), y.view(-1, len(weight))
-            mm_bf16(rows, weight.T, bias, out=flat, out_dtype=dtype, backend="cublaslt")
+            mm_bf16(rows, weight.T, bias, out=flat, out_dtype=dtype, backend=backend)
         return give(y, out)
 
     return Prepared(run, refresh=in_place(kept))
+
+
+prepare_bf16: PrepareFn = functools.partial(_bf16, "cublaslt")
+prepare_tiny_bf16: PrepareFn = functools.partial(_bf16, "tinygemm")
 
 
 def prepare_fp8_tensor(
@@ -50,7 +57,7 @@ def prepare_fp8_tensor(
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         y = place(out, (*x.shape[:-1], len(codes)), dtype, x.device)
         if x.numel():
-            rows = x.reshape(-1, x.shape[-1]).float()
+            rows = x.reshape(-1, x.shape[-1]).float().contiguous()
             if weight.pre_scale is not None:
                 rows = rows * weight.pre_scale.float()
             given = quantize_input(rows, quant, weight.input_scale)

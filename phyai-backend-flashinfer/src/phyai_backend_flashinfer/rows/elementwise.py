@@ -12,7 +12,7 @@ from phyai_backend_flashinfer.rows.conditions import HEAD_DIMS, READ, row, same
 
 _PARAMETERS = ["bf16", "fp16", "fp32"]
 _LAYER_NORM: Mapping[str, Any] = {
-    **READ, "device.arch": ">=sm80", "dtype.x": "bf16", "dtype.y": "bf16",
+    **READ, "device.arch": ">=sm80", "shape.D": ">=2", "dtype.x": "bf16", "dtype.y": "bf16",
     "dtype.weight": _PARAMETERS, "dtype.bias": [None, *_PARAMETERS],
 }  # fmt: skip
 #: torch's own norm asks for parameters of x's dtype.

@@ -13,8 +13,9 @@ from phyai.predicates import match
 
 from phyai_backend_flashinfer.rows.conditions import READ, row
 
-#: ``@supported_compute_capability`` of ``mm_bf16``'s cublaslt and ``bmm_fp8``'s cublas (flashinfer/gemm/gemm_base.py).
+#: ``@supported_compute_capability`` of ``mm_bf16``'s backends and ``bmm_fp8``'s cublas (flashinfer/gemm/gemm_base.py).
 CUBLASLT_BF16 = [f"sm{cc}" for cc in (80, 86, 87, 89, 90, 100, 103, 107, 110, 120, 121)]
+TINYGEMM = [f"sm{cc}" for cc in (90, 100, 103, 107, 110, 120, 121)]
 CUBLAS_FP8 = [f"sm{cc}" for cc in (89, 90, 100, 103, 107, 110, 120, 121)]
 
 #: cuBLASLt adds a bias to BF16 results alone.
@@ -22,6 +23,10 @@ _OUTPUTS = [{"dtype.y": "bf16", "dtype.bias": [None, "bf16"]}, {"dtype.y": ["fp1
 _BF16: Mapping[str, Any] = {
     **READ, "device.arch": CUBLASLT_BF16, "quant.scheme": None, "dtype.x": "bf16", "dtype.weight": "bf16",
     "any_of": _OUTPUTS,
+}  # fmt: skip
+
+_TINY_BF16: Mapping[str, Any] = {
+    **_BF16, "device.arch": TINYGEMM, "shape.N": "%16", "shape.K": "%64", "any_of": _OUTPUTS[:1],
 }  # fmt: skip
 
 #: cuBLAS has no product of two e5m2 operands.
@@ -56,6 +61,8 @@ KERNELS: tuple[Kernel, ...] = (
     row("flashinfer.gemm.bf16", _BF16, "gemm:prepare_bf16", batch_invariant=False, band=Band.REFERENCE,
         bands={Band.GENERAL: match({"dtype.y": ["fp16", "fp32"]})},  # torch's results have the dtype of x
         doc="mm_bf16 through cuBLASLt; slower than torch's own call at the sizes measured"),
+    row("flashinfer.gemm.tiny_bf16", _TINY_BF16, "gemm:prepare_tiny_bf16", batch_invariant=False, band=Band.REFERENCE,
+        rank=1, doc="mm_bf16 through TinyGEMM, made for up to eight rows; not measured"),
     row("flashinfer.gemm.fp8_tensor", _FP8_TENSOR, "gemm:prepare_fp8_tensor", batch_invariant=False,
         accumulation="fp22", band=Band.REFERENCE, bands={Band.GENERAL: _NOT_TORCHS},
         doc="bmm_fp8 through cuBLASLt, accumulated fast; inputs are quantized by torch"),
