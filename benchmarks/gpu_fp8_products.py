@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from gpu_parts import Resources, resources
+from gpu_parts import resources
 from gpu_table import BF16_RATE, Table, bind, floor_of, normal, prepared, weight
 from phyai.facts import Facts
 from phyai.quant.scheme import QuantScheme, TensorQuant
@@ -197,9 +197,6 @@ def humming(table: Table) -> None:
                 codes, scale = codes_of(weight(n, k), 1)
                 held = pack(QuantizedWeight(scheme, (n, k), codes=codes, scale=scale.to(BF16)))
                 facts = Facts({"dtype.x": "bf16", "dtype.y": "bf16", **shapes, **held.facts()})
-                lent = Resources()
-                lent.objects = resources().objects
-                lent.rows = (m, m)
-                return bind(row.load()(facts, {"weight": held}, {}, lent).run, normal(m, k))
+                return bind(row.load()(facts, {"weight": held}, {"rows": [m]}, resources()).run, normal(m, k))
 
             table.time(what, "humming.gemm.fp8_a8", floor, fresh, calls=12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -13,36 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from phyai.dispatch.resources import EngineResources
+from phyai.environment import Device
 
 CALLS, BANDWIDTH = 40, 4.25e12
 LIMIT_S = 150  # of a part
 
 
-class Resources:
-    """What an engine lends, to calls whose numbers of rows nobody said."""
-
-    rows: tuple[int, int] | None = None
-
-    def __init__(self) -> None:
-        self.objects: dict[object, Any] = {}
-
-    def workspace(self, key: str, nbytes: int) -> torch.Tensor:
-        return self.shared((key, nbytes), lambda: torch.zeros(nbytes, dtype=torch.uint8, device="cuda"))
-
-    def shared(self, key: object, make: Callable[[], Any]) -> Any:
-        if key not in self.objects:
-            self.objects[key] = make()
-        return self.objects[key]
-
-    def site(self, part: str, op: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
-        raise NotImplementedError("rows that are timed here have no parts")
-
-
-_RESOURCES = Resources()
-
-
-def resources() -> Resources:
-    return _RESOURCES
+@functools.cache
+def resources() -> EngineResources:
+    """What an engine lends, to all rows that one process times."""
+    return EngineResources(Device("cuda"))
 
 
 class Report:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from phyai.environment import Environment
+from phyai.dispatch.resources import EngineResources
+from phyai.environment import Device, Environment
 from phyai.facts import Facts
 from phyai.kernel import Kernel, Prepared
 from phyai_backend_cuda.records.triton_rows import KERNELS
@@ -24,24 +25,8 @@ BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}
 H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.triton": "3.6.0"})
 
 
-class Resources:
-    """What an engine would lend."""
-
-    def __init__(self) -> None:
-        self.objects: dict[object, Any] = {}
-
-    def workspace(self, key: str, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device=DEVICE)
-
-    def shared(self, key: object, make: Callable[[], Any]) -> Any:
-        return self.objects.setdefault(key, make())
-
-    def site(self, part: str, op: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
-        raise NotImplementedError
-
-
 def prepare(id: str, facts: Mapping[str, Any], **weights: torch.Tensor) -> Prepared:
-    return BY_ID[id].load()(Facts(facts), weights, {}, Resources())
+    return BY_ID[id].load()(Facts(facts), weights, {}, EngineResources(Device(DEVICE)))
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

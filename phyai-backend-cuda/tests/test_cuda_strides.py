@@ -6,13 +6,14 @@ Without a GPU the kernels run under Triton's interpreter.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import pytest
 import torch
-from phyai.environment import Environment
+from phyai.dispatch.resources import EngineResources
+from phyai.environment import Device, Environment
 from phyai.kernel import Kernel
 from phyai.op import ArgSpec
 from phyai.ops import CORE_OPS
@@ -55,22 +56,12 @@ CALLS: Mapping[str, ArgSpec] = {
 }  # fmt: skip
 
 
-class Resources:
-    """What an engine would lend."""
-
-    def workspace(self, key: str, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device=DEVICE)
-
-    def shared(self, key: object, make: Callable[[], Any]) -> Any:
-        return make()
-
-
 def compute(kernel: Kernel, call: Call, outputs: tuple[torch.Tensor, ...] | None = None) -> list[torch.Tensor]:
     """The outputs, then the mutated inputs, of a call that the row claims."""
     facts = call.case.call_facts(call.op, ENVIRONMENT.facts())
     assert facts is not None
     assert kernel.when.why_not(facts) is None
-    prepared = kernel.load()(facts, call.weights, {}, Resources())  # type: ignore[arg-type]
+    prepared = kernel.load()(facts, call.weights, {}, EngineResources(Device(DEVICE)))  # type: ignore[arg-type]
     out = None if not outputs else outputs[0] if len(outputs) == 1 else outputs
     result = prepared.run(*call.inputs.values(), out=out)
     returned = [] if result is None else list(result) if isinstance(result, tuple) else [result]
@@ -118,7 +109,9 @@ def test_new_weights_reach_a_row_that_copied_its_own(id: str, memory: str) -> No
     case = attrs.evolve(Case.of(op, CALLS[op.name]), memory=memory)
     call, other = make_call(op, case, DEVICE), make_call(op, case, DEVICE, seed=1)
     want = compute(kernel, attrs.evolve(call.copy(), weights=other.weights))
-    prepared = kernel.load()(case.call_facts(op, ENVIRONMENT.facts()), call.weights, {}, Resources())  # type: ignore[arg-type]
+    prepared = kernel.load()(
+        case.call_facts(op, ENVIRONMENT.facts()), call.weights, {}, EngineResources(Device(DEVICE))
+    )  # type: ignore[arg-type]
     assert prepared.refresh is not None
     prepared.refresh(other.weights)
     result = prepared.run(*call.inputs.values())
