@@ -123,7 +123,6 @@ def test_two_stores_are_compared(phyai, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("nomodel", "--checkpoint", "x"), "nomodel"),
         (("--op", "activatoin"), "unknown op 'activatoin'"),
         (("--diff", "none.json", "none2.json"), "none.json: there is no such tuning store"),
     ],
@@ -136,6 +135,7 @@ def test_what_cannot_be_done_is_said(phyai, argv, words):
     ("argv", "words"),
     [
         ((), "give a MODEL with --checkpoint, or --op OP"),
+        (("nomodel", "--checkpoint", "x"), "unknown model 'nomodel'; models installed: none"),
         (("--op", "activation", "--repeat", "0"), "--repeat 0: at least 1"),
         (("--op", "activation", "--checkpoint", "x"), "go with a MODEL"),
     ],

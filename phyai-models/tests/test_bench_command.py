@@ -4,6 +4,7 @@ import io
 import json
 import time
 
+import attrs
 import pytest
 import torch
 from phyai.cli.app import main
@@ -171,6 +172,20 @@ def test_requests_are_by_default_as_large_as_the_model_takes(tmp_path, catalog):
 )
 def test_a_wrong_command_line_is_a_usage_error(arguments, catalog):
     assert run(*arguments, catalog=catalog)[0] == 2
+
+
+def test_an_unknown_model_is_said_as_everywhere(catalog):
+    status, out, err = run("gpt", "--random-weights", "--json", catalog=catalog)
+    assert status == 2
+    assert "unknown model 'gpt'; models installed: pi0, pi05" in err
+    assert json.loads(out)["error"]["type"] == "UsageError"
+
+
+def test_a_model_that_is_not_timed_is_a_wrong_command_line(catalog):
+    other = attrs.evolve(catalog.model("pi0"), name="other")
+    status, _, err = run("other", "--random-weights", catalog=attrs.evolve(catalog, models=(*catalog.models, other)))
+    assert status == 2
+    assert "this times pi05 and pi0; other is another model" in err
 
 
 def test_percentiles_by_hand():

@@ -30,12 +30,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import attrs
 
-from phyai.errors import PhyAIError
+from phyai.errors import DeclarationError, PhyAIError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from phyai.catalog import Catalog
+    from phyai.engine import ModelPlugin
     from phyai.environment import Environment
     from phyai.policy import Policy
 
@@ -74,6 +75,18 @@ class Context:
         from phyai.plugins import discover
 
         return discover(self.env)
+
+    def model(self, name: str) -> ModelPlugin:
+        """The model plug-in that the command line names.
+
+        Raises:
+            UsageError: there is none; the message lists those that are there, and broken plug-ins.
+        """
+        try:
+            model: ModelPlugin = self.catalog.model(name)
+        except DeclarationError as error:
+            raise UsageError(str(error)) from None
+        return model
 
     def environment(self, device: str = "auto") -> Environment:
         """The environment of ``device``: ``auto``, ``cpu``, ``cuda:1`` are of this machine, ``h200`` or ``sm90`` need

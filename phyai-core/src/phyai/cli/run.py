@@ -26,7 +26,7 @@ def main(args: argparse.Namespace, context: Context) -> int:
     if args.model is None:
         return _list(context)
     context.json = context.json or "--json" in args.arguments  # a refusal before they are parsed is JSON too
-    model = context.catalog.model(args.model)
+    model = context.model(args.model)
     if model.command is None:
         raise PhyAIError(f"the model {model.name} has no command of its own; use phyai.engine from Python")
     module = importlib.import_module(model.command)

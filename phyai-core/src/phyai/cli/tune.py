@@ -136,7 +136,7 @@ def _model(args: argparse.Namespace, context: Context, policy: Policy, store: St
         raise UsageError("give a MODEL or --op, not both")
     if not args.checkpoint:
         raise UsageError(f"tuning {args.model} needs --checkpoint DIR")
-    plugin = context.catalog.model(args.model)
+    plugin = context.model(args.model)
     engine_args = EngineArgs(
         plugin.name,
         plugin.arguments_class()(checkpoint_dir=args.checkpoint),

@@ -7,9 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from phyai.cli.command import Context, Exit
+from phyai.cli.command import Context, Exit, UsageError
 from phyai.errors import InputError, PhyAIError
 
+from phyai_models.pi.config import FAMILIES
 from phyai_models.pi.options import count, steps
 
 EXAMPLES = """
@@ -20,7 +21,7 @@ EXAMPLES = """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", choices=("pi05", "pi0"), help="the model")
+    parser.add_argument("model", metavar="MODEL", help=f"the model: {' or '.join(FAMILIES)}")
     weights = parser.add_mutually_exclusive_group(required=True)
     weights.add_argument("--checkpoint", metavar="DIR", help="directory with config.json and the weights")
     weights.add_argument(
@@ -57,6 +58,8 @@ def main(args: argparse.Namespace, context: Context) -> int:
     from phyai_models.bench.measure import Options, measure
     from phyai_models.pi.hosted import RandomCheckpoint
 
+    if context.model(args.model).name not in FAMILIES:
+        raise UsageError(f"this times {' and '.join(FAMILIES)}; {args.model} is another model")
     if args.timeline is not None:
         _check_timeline(args.timeline)
     options = Options(

@@ -55,7 +55,7 @@ def run(family: str, args: argparse.Namespace, context: Context) -> int:
 
     from phyai_models.pi.model import Savings
 
-    plugin = context.catalog.model(family)
+    plugin = context.model(family)
     plugin_args = plugin.arguments_class()(
         checkpoint_dir=args.checkpoint,
         num_steps=args.steps,
