@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from phyai.dispatch.resources import EngineResources
-from phyai.environment import Device, Environment
+from machine import Resources, normal
+from phyai.environment import Environment
 from phyai.facts import Facts
 from phyai.quant.realize import dequantize
 from phyai.quant.scheme import QuantScheme, TensorQuant
@@ -63,10 +63,6 @@ def test_accumulating_fast_it_is_nobodys_default() -> None:
     others = [kernel for kernel in KERNELS if kernel.op == "gated_mlp" and kernel is not FUSED]
     assert FUSED.numerics.accumulation != "fp32"
     assert all(FUSED.rank < kernel.rank for kernel in others)
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to("cuda", torch.bfloat16)
 
 
 def narrow(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,7 +120,7 @@ class TestOnHopper:
             "gate_up": quantized_weight(normal(2 * width, k, seed=1).float().cpu() / 16, SCHEME).to("cuda"),
             "down": quantized_weight(normal(k, width, seed=2).float().cpu() / 16, SCHEME).to("cuda"),
         }
-        prepared = FUSED.load()(facts(), weights, {}, EngineResources(Device("cuda")))  # type: ignore[arg-type]
+        prepared = FUSED.load()(facts(), weights, {}, Resources())  # type: ignore[arg-type]
         x = normal(rows, k)
 
         def want(x: torch.Tensor) -> torch.Tensor:

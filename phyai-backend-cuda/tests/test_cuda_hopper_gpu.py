@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from machine import Resources, normal
 from phyai.catalog import Catalog
-from phyai.dispatch.resources import EngineResources
-from phyai.environment import Device, Environment
+from phyai.environment import Environment
 from phyai.facts import Facts
 from phyai.kernel import Kernel
 from phyai.op import ArgSpec
@@ -78,17 +78,11 @@ def test_every_check_holds_in_every_form_of_memory(
     assert any(check.name == "capture" and check.outcome is Outcome.PASSED for check in report.checks)
 
 
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to("cuda", torch.bfloat16)
-
-
 def gemm(weight: Any, **facts: Any) -> Any:
     id = "cuda.gemm.skinny_16bit"
     if isinstance(weight, QuantizedWeight):
         id, weight = f"cuda.gemm.skinny_{'fp8' if weight.scheme.weight.bits == 8 else 'int4'}", pack(weight)
-    return BY_ID[id].load()(
-        Facts({"dtype.x": "bf16", **facts}), {"weight": weight}, {}, EngineResources(Device("cuda"))
-    )  # type: ignore[arg-type]
+    return BY_ID[id].load()(Facts({"dtype.x": "bf16", **facts}), {"weight": weight}, {}, Resources())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -149,7 +143,7 @@ def test_a_chain_of_overlapping_launches_keeps_every_order() -> None:
     weights = [normal(512, 512, seed=i) / 23 for i in range(8)]
     products = [gemm(w).run for w in weights]
     norm = BY_ID["cuda.rms_norm.overlap"].load()(
-        Facts({"shape.D": 512, "dtype.x": "bf16"}), {"weight": None}, {}, EngineResources(Device("cuda"))  # type: ignore[arg-type]
+        Facts({"shape.D": 512, "dtype.x": "bf16"}), {"weight": None}, {}, Resources()  # type: ignore[arg-type]
     ).run  # fmt: skip
     a, b = (torch.empty(50, 512, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     first = normal(50, 512)

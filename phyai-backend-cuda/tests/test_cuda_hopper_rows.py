@@ -7,14 +7,13 @@ conformance kit; the kernels themselves are what ``test_cuda_hopper_gpu.py`` hol
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import torch
+from hopper_simulation import Simulated
 from phyai.catalog import Catalog
 from phyai.environment import Environment
 from phyai.kernel import Kernel
@@ -31,9 +30,6 @@ from phyai_backend_cuda.norms import overlap
 from phyai_backend_cuda.records import attention, norms, skinny
 from phyai_backend_cuda.runtime.nvrtc import SOURCES
 from phyai_backend_cuda.skinny import gemm, launch, mlp
-
-sys.path.insert(0, str(Path(__file__).parent))
-from hopper_simulation import Simulated
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the kernels themselves are tested where there is a GPU")

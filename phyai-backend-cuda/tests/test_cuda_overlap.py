@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from machine import Resources, normal
 from phyai.facts import Facts
 from phyai.quant.scheme import QuantScheme, TensorQuant
 from phyai.testing.quantized import quantized_weight
@@ -18,17 +19,8 @@ ROWS, WIDTH, INNER = 968, 2048, 4096
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 
 
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to("cuda", torch.bfloat16)
-
-
-class Lent:
-    def workspace(self, key: str, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
-
-
 def load(id: str, facts: dict[str, Any], weights: dict[str, Any], overlap: bool) -> Callable[..., Any]:
-    return BY_ID[id].load()(Facts(facts), weights, {"overlap": overlap}, Lent()).run  # type: ignore[arg-type]
+    return BY_ID[id].load()(Facts(facts), weights, {"overlap": overlap}, Resources()).run  # type: ignore[arg-type]
 
 
 def layers(overlap: bool) -> tuple[Callable[[], Any], tuple[torch.Tensor, ...]]:

@@ -1,14 +1,14 @@
-"""Rows with inputs of 8 bits: codes bit for bit as the reference's, products against the reference's."""
+"""Products and feed-forward blocks with inputs of 8 bits, against the reference's."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import pytest
 import torch
+from machine import DEVICE, ON_GPU, Resources, normal
 from phyai.environment import Environment
 from phyai.facts import Facts
 from phyai.kernel import Kernel
@@ -18,17 +18,12 @@ from phyai_backend_cuda.records.quantized import KERNELS
 from phyai_backend_reference.quantized.gemm import prepare_quantized_input
 from phyai_backend_reference.reference.activation import prepare as plain_activation
 from phyai_backend_reference.reference.gated_activation import prepare as gated_activation
-from phyai_backend_reference.reference.quantize_activation import prepare as reference_quantize
 
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 pytest.importorskip("triton", reason="triton is not installed")
+pytestmark = pytest.mark.usefixtures("correct_rounding")
 
-DEVICE = "cuda" if ON_GPU else "cpu"
 BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}
 H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.triton": "3.6.0"})
-FP8 = torch.float8_e4m3fn
 GRANULARITIES = [
     ("tensor", "tensor", True), ("tensor", "tensor", False), ("channel", "token", True), ("channel", "tensor", False),
     ("channel", "tensor", True), ("tensor", "token", True),
@@ -36,120 +31,6 @@ GRANULARITIES = [
 PRODUCTS = ["cuda.gemm.fp8_a8", "cuda.gemm.fp8_a8_fast"]
 MLPS = ["cuda.gated_mlp.fp8_a8", "cuda.gated_mlp.fp8_a8_fast"]
 PLAIN_MLPS = ["cuda.mlp.fp8_a8", "cuda.mlp.fp8_a8_fast"]
-
-
-class Resources:
-    """What an engine would lend."""
-
-    def workspace(self, key: str, nbytes: int) -> torch.Tensor:
-        return torch.full((nbytes,), 255, dtype=torch.uint8, device=DEVICE)
-
-    def shared(self, key: object, make: Callable[[], Any]) -> Any:
-        return make()
-
-    def site(self, part: str, op: str, facts: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
-        raise NotImplementedError
-
-    def chain(self) -> Any:
-        raise NotImplementedError
-
-    @property
-    def rows(self) -> None:
-        return None
-
-
-@pytest.fixture(autouse=True)
-def correct_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter truncates to bf16, and loses the carry of what rounds up to a power of two in FP8."""
-    if ON_GPU:
-        return
-    from triton.runtime import interpreter
-
-    narrow = {"bf16": torch.bfloat16, "fp8e4nv": FP8, "fp8e5": torch.float8_e5m2}
-    usual = interpreter._convert_float
-
-    def convert(value: Any, source: Any, target: Any, rounding: Any) -> Any:
-        if source.name != "fp32" or target.name not in narrow:
-            return usual(value, source, target, rounding)
-        rounded = torch.from_numpy(value.view("float32").copy()).to(narrow[target.name])
-        return rounded.view(torch.uint8 if rounded.element_size() == 1 else torch.int16).numpy().reshape(value.shape)
-
-    monkeypatch.setattr(interpreter, "_convert_float", convert)
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
-
-
-def quantize(x: torch.Tensor, *given: torch.Tensor, out: Any = None, **attributes: Any) -> list[list[torch.Tensor]]:
-    """Codes and scales of our row, and of the reference."""
-    facts = Facts({f"attrs.{name}": value for name, value in attributes.items()})
-    ours = BY_ID["cuda.quantize_activation"].load()(facts, {}, {}, Resources())
-    reference = reference_quantize(facts, {}, {}, Resources())
-    return [list(ours.run(x, *given, out=out)), list(reference.run(x, *given))]
-
-
-def same(got: torch.Tensor, want: torch.Tensor) -> None:
-    assert got.dtype == want.dtype
-    assert got.shape == want.shape
-    raw = torch.float32 if got.dtype == torch.float32 else torch.uint8
-    assert torch.equal(got.contiguous().view(raw), want.contiguous().view(raw))
-
-
-@pytest.mark.parametrize("format", ["int8", "fp8_e4m3", "fp8_e5m2"])
-@pytest.mark.parametrize(("granularity", "group_size"), [("token", 0), ("tensor", 0), ("group", 12)])
-@pytest.mark.parametrize("shape", [(5, 36), (2, 3, 1200), (7, 2400), (1, 12)])
-def test_codes_and_scales_are_the_references_bit_for_bit(
-    format: str, granularity: str, group_size: int, shape: tuple[int, ...]
-) -> None:
-    x = normal(*shape) * torch.logspace(-3, 2, shape[-1], device=DEVICE).bfloat16()
-    x[..., 0, :] = 0  # a row without a scale of its own
-    attributes = {"format": format, "granularity": granularity}
-    got, want = quantize(x, **attributes, **({"group_size": group_size} if group_size else {}))
-    for ours, theirs in zip(got, want, strict=True):
-        same(ours, theirs)
-
-
-@pytest.mark.parametrize("format", ["int8", "fp8_e4m3"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_static_scale_clamps_and_is_returned(format: str, dtype: torch.dtype) -> None:
-    x, scale = normal(6, 40, dtype=dtype) * 100, torch.tensor([0.3], device=DEVICE)
-    got, want = quantize(x, scale, format=format, granularity="tensor")
-    for ours, theirs in zip(got, want, strict=True):
-        same(ours, theirs)
-    assert int((got[0].float().abs() == {"int8": 127, "fp8_e4m3": 448}[format]).sum()) > 3
-
-
-@pytest.mark.parametrize("granularity", ["token", "tensor"])
-def test_integers_round_half_to_even(granularity: str) -> None:
-    x = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -127.0, 126.5]], device=DEVICE)
-    codes = quantize(x, format="int8", granularity=granularity)[0][0]
-    assert codes.flatten().tolist() == [127, 0, 2, 2, 0, -2, -127, 126]
-
-
-def test_inputs_and_outputs_may_have_gaps() -> None:
-    x = normal(40, 6).T
-    codes, scales = torch.zeros(6, 80, dtype=torch.int8, device=DEVICE), torch.zeros(6, 3, device=DEVICE)
-    got, want = quantize(x, out=(codes[:, ::2], scales[:, :1]), format="int8")
-    same(got[0], want[0])
-    same(got[1], want[1])
-    assert not codes[:, 1::2].any()
-    assert not scales[:, 1:].any()
-
-
-@pytest.mark.parametrize(("granularity", "shape"), [("tensor", (1,)), ("token", (0, 1))])
-def test_no_rows_are_no_work(granularity: str, shape: tuple[int, ...]) -> None:
-    codes, scales = quantize(torch.empty(0, 16, device=DEVICE), format="int8", granularity=granularity)[0]
-    assert codes.shape == (0, 16)
-    assert scales.shape == shape
-    assert bool((scales == 1).all())
-
-
-def test_a_nan_stays_one() -> None:
-    x = normal(3, 32)
-    x[1, 5] = torch.nan
-    codes = quantize(x, format="fp8_e4m3")[0][0].float()
-    assert codes.isnan().nonzero().tolist() == [[1, 5]]
 
 
 def weight_of(n: int, k: int, granularity: str, activation: str, dynamic: bool, seed: int = 0) -> Any:

@@ -1,16 +1,10 @@
 """All records: the libraries that they ask for, and the functions that they name."""
 
-import os
-
 import pytest
-import torch
 from phyai.environment import Environment
 from phyai.kernel import Kernel
 from phyai.quant.formats import QuantFormat
 from phyai_backend_cuda.records import FORMATS, KERNELS
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
 H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.triton": "3.6.0", "lib.cupy": "14.2.0"})
 #: Packages that are CUDA C++, compiled through CuPy; the others are Triton.

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from phyai.dispatch.resources import EngineResources
-from phyai.environment import Device, Environment
+from machine import DEVICE, ON_GPU, Resources, normal
+from phyai.environment import Environment
 from phyai.facts import Facts
 from phyai.kernel import Kernel, Prepared
 from phyai_backend_cuda.records.triton_rows import KERNELS
 
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 pytest.importorskip("triton", reason="triton is not installed")
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 
-DEVICE = "cuda" if ON_GPU else "cpu"
 BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}
 H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.triton": "3.6.0"})
 
 
 def prepare(id: str, facts: Mapping[str, Any], **weights: torch.Tensor) -> Prepared:
-    return BY_ID[id].load()(Facts(facts), weights, {}, EngineResources(Device(DEVICE)))
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, torch.bfloat16)
+    return BY_ID[id].load()(Facts(facts), weights, {}, Resources())
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> None:

@@ -5,15 +5,13 @@ Without a GPU the kernels run under Triton's interpreter.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
 import pytest
 import torch
-from phyai.dispatch.resources import EngineResources
-from phyai.environment import Device, Environment
+from machine import DEVICE, ON_GPU, Resources
+from phyai.environment import Environment
 from phyai.kernel import Kernel
 from phyai.op import ArgSpec
 from phyai.ops import CORE_OPS
@@ -23,13 +21,9 @@ from phyai.testing.case import MEMORY, Case
 from phyai.testing.memory import place
 from phyai_backend_cuda.records.triton_rows import KERNELS
 
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 pytest.importorskip("triton", reason="triton is not installed")
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 
-DEVICE = "cuda" if ON_GPU else "cpu"
 ROWS: Mapping[str, Kernel] = {k.id: k for k in KERNELS if isinstance(k.prepare, str) and ".triton_rows." in k.prepare}
 OPS = {op.name: op for op in CORE_OPS}
 ENVIRONMENT = attrs.evolve(Environment.simulated("h200", libraries=()), libraries={"triton": "3.6.0"})
@@ -61,7 +55,7 @@ def compute(kernel: Kernel, call: Call, outputs: tuple[torch.Tensor, ...] | None
     facts = call.case.call_facts(call.op, ENVIRONMENT.facts())
     assert facts is not None
     assert kernel.when.why_not(facts) is None
-    prepared = kernel.load()(facts, call.weights, {}, EngineResources(Device(DEVICE)))  # type: ignore[arg-type]
+    prepared = kernel.load()(facts, call.weights, {}, Resources())  # type: ignore[arg-type]
     out = None if not outputs else outputs[0] if len(outputs) == 1 else outputs
     result = prepared.run(*call.inputs.values(), out=out)
     returned = [] if result is None else list(result) if isinstance(result, tuple) else [result]
@@ -109,9 +103,7 @@ def test_new_weights_reach_a_row_that_copied_its_own(id: str, memory: str) -> No
     case = attrs.evolve(Case.of(op, CALLS[op.name]), memory=memory)
     call, other = make_call(op, case, DEVICE), make_call(op, case, DEVICE, seed=1)
     want = compute(kernel, attrs.evolve(call.copy(), weights=other.weights))
-    prepared = kernel.load()(
-        case.call_facts(op, ENVIRONMENT.facts()), call.weights, {}, EngineResources(Device(DEVICE))
-    )  # type: ignore[arg-type]
+    prepared = kernel.load()(case.call_facts(op, ENVIRONMENT.facts()), call.weights, {}, Resources())  # type: ignore[arg-type]
     assert prepared.refresh is not None
     prepared.refresh(other.weights)
     result = prepared.run(*call.inputs.values())

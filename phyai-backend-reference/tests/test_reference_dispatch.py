@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from harness import OPS, assert_close, oracle
+from oracles import gated_activation, gemm, kv_write, layer_norm_add, mlp, rope
 from phyai.catalog import Catalog
 from phyai.dispatch import Dispatcher, Site
 from phyai.environment import Environment
@@ -17,11 +18,6 @@ from phyai.errors import NoKernelError
 from phyai.plugins import discover
 from phyai.policy import default_policy, parse_policy
 from phyai.synthesize import SynthesizedCall, synthesize
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from harness import OPS, assert_close, oracle
-from oracles import gated_activation, gemm, kv_write, layer_norm_add, mlp, rope
 
 
 @pytest.fixture(scope="module")

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from harness import OPS, REFERENCE, TORCH, assert_close, compute, eligible, exact, prepare, run, small_calls
 from phyai.environment import Environment
 from phyai.kernel import Capture, Kernel
 from phyai.op import ArgSpec
 from phyai.synthesize import SynthesizedCall, synthesize
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from harness import OPS, REFERENCE, TORCH, assert_close, compute, eligible, exact, prepare, run, small_calls
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from phyai.errors import CallError
-from phyai.kernel import Band, Kernel
-from phyai.op import ArgSpec
-from phyai.synthesize import synthesize, torch_dtype
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from harness import (
     KERNELS,
     OPS,
@@ -30,6 +18,12 @@ from harness import (
     small_calls,
     with_inputs,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from phyai.errors import CallError
+from phyai.kernel import Band, Kernel
+from phyai.op import ArgSpec
+from phyai.synthesize import synthesize, torch_dtype
 
 DTYPES = (None, "bf16", "fp16", "fp32", "fp64")
 CASES = [

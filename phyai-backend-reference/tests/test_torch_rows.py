@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import torch
-from phyai.kernel import Band, Kernel
-from phyai.op import ArgSpec
-from phyai.synthesize import synthesize, torch_dtype
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from harness import (
     DEVICE,
     KERNELS,
@@ -30,6 +22,9 @@ from harness import (
     small_calls,
     with_inputs,
 )
+from phyai.kernel import Band, Kernel
+from phyai.op import ArgSpec
+from phyai.synthesize import synthesize, torch_dtype
 
 DTYPES = (None, "bf16", "fp16", "fp32", "fp64")
 #: Kernels that a CPU has, in the order in which they are declared.

@@ -3,18 +3,13 @@ q that belong to no request."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import torch
-from phyai.synthesize import synthesize
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from harness import KERNELS, OPS, assert_close, compute, exact, oracle, prepare, run
+from phyai.synthesize import synthesize
 from phyai_backend_reference.torch_rows import sdpa
 
 

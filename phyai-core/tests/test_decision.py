@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from fake_calls import kernel
 from phyai.decision import Accepted, Decision, Rejected, RuleRef, Stage
 from phyai.errors import DeclarationError
 from phyai.facts import Facts
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_calls import kernel
 
 
 @pytest.mark.parametrize("reason", ["", "  ", "unknown", "Unknown", "None", "?"])
