@@ -6,14 +6,15 @@
 For every kind of call in the store: the kernel that the policy chooses for it on that device (without a policy file,
 the default order), the fastest one that was measured, and the ratio of their times. Choices count as they are made now:
 a store that was measured before kernels changed shows what the new order would have done. A choice is within the margin
-where it is at most 2 % slower than the fastest (0.2 % of timings of whole steps) and what their noise leaves open.
-It ends with status 1 where one is not.
+where it is at most 2 % slower than the best (0.2 % of timings of whole steps) and what their noise leaves open. The
+best is the fastest of those whose numbers are as good, as in tuning. It ends with status 1 where a choice is not.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -45,15 +46,20 @@ class Row:
     static: str
     fastest: str
     us: dict[str, float]
+    #: The fastest one whose numbers are as good as the static choice's.
+    best: str
     within: bool
-    #: Whether the fastest one is as good in its numbers as the static choice.
-    as_good: bool
     problems: dict[str, str]
 
     @property
     def ratio(self) -> float | None:
         """The static choice's time over the fastest one's; None where it was not measured."""
         return self.us[self.static] / self.us[self.fastest] if self.static in self.us else None
+
+    @property
+    def slower(self) -> float:
+        """The static choice's time over the best one's."""
+        return self.us[self.static] / self.us[self.best] if self.static in self.us else math.inf
 
     def to_json(self) -> dict[str, object]:
         ratio = None if self.ratio is None else round(self.ratio, 4)
@@ -80,6 +86,8 @@ def _row(m: Measurement, catalog: Catalog, policy: Policy, environment: Environm
     margin = LIVE_MARGIN if m.method == "live" else MARGIN
     chosen = timed.get(static)
     numerics = {kernel.id: kernel.numerics for kernel in candidates.kernels}
+    as_good = [id for id in timed if id in numerics and promises(numerics[id], numerics[candidates.ids[0]])]
+    best = min(as_good or timed, key=lambda id: timed[id].median)
     return Row(
         call=rule_id(CallKey(m.op, m.facts, m.bucket)),
         key=m.key,
@@ -88,8 +96,8 @@ def _row(m: Measurement, catalog: Catalog, policy: Policy, environment: Environm
         static=static,
         fastest=fastest,
         us={id: 1e6 * result.median for id, result in sorted(timed.items(), key=lambda item: item[1].median)},
-        within=chosen is not None and not beats(timed[fastest].samples, chosen.samples, margin=margin),
-        as_good=fastest in numerics and static in numerics and promises(numerics[fastest], numerics[static]),
+        best=best,
+        within=chosen is not None and not beats(timed[best].samples, chosen.samples, margin=margin),
         problems={id: result.problem for id, result in m.results.items() if result.problem is not None},
     )
 
@@ -100,7 +108,7 @@ def table(found: Sequence[Row]) -> str:
     for row in found:
         ratio = "not measured" if row.ratio is None else f"{row.ratio:.3f}x"
         verdict = "ok  " if row.within else "SLOW"
-        numbers = "" if row.as_good else ", of another class of numerics"
+        numbers = "" if row.fastest == row.best else ", of another class of numerics"
         other = "" if row.static == row.fastest else f"; fastest {row.fastest}{numbers}"
         time = seconds(row.us[row.fastest] / 1e6)
         lines.append(f"{verdict} {ratio:>12}  {row.call} ({row.method}): {row.static}; {time}{other}")

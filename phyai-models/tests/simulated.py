@@ -56,26 +56,31 @@ def load(device, policy, catalog, *, fixed_lengths=False, family="pi05", librari
     return model
 
 
-def decisions(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=False, family="pi05", libraries=None):
-    """``{(role, op, dimension M or T): kernel id}`` of every call of an inference captured in a CUDA graph."""
+def inference(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=False, family="pi05", libraries=None):
+    """``(site, decision)`` of every call of an inference captured in a CUDA graph."""
     model = load(device, policy, catalog, fixed_lengths=fixed_lengths, family=family, libraries=libraries)
     dispatcher, config = model.dispatcher, model.config
-    environment = dispatcher.environment
     rows = {
         "vision": batch * 3 * config.vision.patches,
         "prefix": batch * (3 * config.vision.patches + prompt),
         "expert": batch * sum(model.segments),
         "head": batch * config.chunk_size,
     }
-    found = {}
     for site in dispatcher.sites:
         role = site.static["role"]
-        m = rows[role]
+        m = batch * prompt if site.op.name == "embedding" else rows[role]
         requests = batch * 3 if role == "vision" else batch
         dims = {"M": m, "T": m, "R": 1, "B": requests, "Sq": 256, "Sk": 256, "P": m, "S": 224}
         open_dims = {name[6:] for name in site.open_dims}
         facts = site._reader.with_dims({name: size for name, size in dims.items() if name in open_dims})
-        decision = resolve(facts, catalog, policy, environment, parts=site.chained(policy))
+        yield site, resolve(facts, catalog, policy, dispatcher.environment, parts=site.chained(policy))
+
+
+def decisions(device, policy, catalog, **more):
+    """``{(role, op, dimension M or T): kernel id}`` of :func:`inference`, which takes what is said."""
+    found = {}
+    for site, decision in inference(device, policy, catalog, **more):
+        role = site.static["role"]
         found.setdefault((role, site.op.name), set()).add(decision.kernel.id)
         for name, part in decision.parts.items():
             if decision.kernel.id.startswith("decomposed."):
