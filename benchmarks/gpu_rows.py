@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +141,10 @@ def rotary(table: Rows) -> None:
                       lambda: ({"cos_sin": cos_sin}, (normal(m, 8, 256), normal(m, 1, 256), positions)))  # fmt: skip
         table.row(f"rope M={m}, part of a projection", "cuda.rope", 4 * m * 9 * 256, facts,
                   lambda: ({"cos_sin": cos_sin}, (*normal(m, 10, 256).split((8, 1, 1), 1)[:2], positions)))  # fmt: skip
-        table.row(f"kv_write M={m}", "cuda.kv_write", 8 * m * 256, facts,
-                  lambda: ({}, (normal(m, 1, 256), normal(m, 1, 256), normal(1, 1024, 1, 256), normal(1, 1024, 1, 256),
-                                positions)))  # fmt: skip
+        for id in ("cuda.kv_write", "torch.kv_write", "flashinfer.kv_write"):
+            table.row(f"kv_write M={m}", id, 8 * m * 256, {**facts, "shape.pages": 1, "shape.page_size": 1024},
+                      lambda: ({}, (normal(m, 1, 256), normal(m, 1, 256), normal(1, 1024, 1, 256),
+                                    normal(1, 1024, 1, 256), positions)))  # fmt: skip
         nbytes = 2 * (2560 * k + m * (k + 2 * 2560))
         table.row(f"qkv_rope_kv_write M={m} K={k}", "cuda.qkv_rope_kv_write", nbytes, facts,
                   lambda: ({"weight": normal(2560, k), "cos_sin": cos_sin},
@@ -152,20 +153,67 @@ def rotary(table: Rows) -> None:
 
 
 def attention(table: Rows) -> None:
-    facts = {
-        "shape.heads": 8, "shape.kv_heads": 1, "shape.head_dim": 256, "shape.pages": 1, "shape.page_size": 1024,
-        "dtype.q": "bf16",
-    }  # fmt: skip
-    for m, keys in ((50, 1018), (10, 600)):
+    """Every library's, of the expert (few queries, many keys), of prefixes, and of the vision tower's images."""
+    for requests, queries, keys in (
+        (1, 10, 600), (1, 50, 1018), (2, 50, 1018), (4, 50, 1018), (8, 50, 1018),
+        (1, 128, 128), (1, 256, 256), (1, 456, 456), (1, 520, 520), (1, 712, 712), (1, 816, 816), (1, 968, 968),
+    ):  # fmt: skip
+        paged(table, requests, queries, keys)
+    facts = {**HEADS, "shape.heads": 16, "shape.kv_heads": 16, "shape.head_dim": 72, "shape.group": 1}
+    given(table, 3, 256, 256, facts, ("torch.attention.cudnn", "torch.attention.flash", "torch.attention.efficient"))
+    for queries, keys in ((50, 1018), (968, 968)):
+        ids = ("torch.attention.cudnn", "torch.attention.flash", "flashinfer.attention.fa2", "flashinfer.attention.fa3")
+        given(table, 1, queries, keys, HEADS, ids)
 
-        def call(m: int = m, keys: int = keys) -> Callable[[], Any]:
-            ready = prepared("flashinfer.attention_paged.fa2", facts, {})
-            values = {"cu_seqlens_q": [0, m], "kv_indptr": [0, 1], "kv_indices": [0], "last_page_len": [keys]}
-            state = ready.plan({name: torch.tensor(v, dtype=torch.int32) for name, v in values.items()})
-            inputs = normal(m, 8, 256), normal(1, 1024, 1, 256), normal(1, 1024, 1, 256)
+
+HEADS: Mapping[str, Any] = {
+    "shape.heads": 8, "shape.kv_heads": 1, "shape.head_dim": 256, "shape.group": 8, "attrs.causal": False,
+    "dtype.q": "bf16", "device.sm_count": 132, "mode.capture": True,
+}  # fmt: skip
+
+
+def paged(table: Rows, requests: int, queries: int, keys: int) -> None:
+    """Each request with a page of its own, at the front of the cache."""
+    rows, size = requests * queries, 1024
+    facts = {
+        **HEADS, "shape.T": rows, "shape.pages": requests, "shape.page_size": size, "attrs.single_page": True,
+        "attrs.fixed_lengths": True,
+    }  # fmt: skip
+    ends = torch.arange(requests + 1, dtype=torch.int32)
+    metadata = {
+        "cu_seqlens_q": ends * queries, "kv_indptr": ends, "kv_indices": ends[:-1].clone(),
+        "last_page_len": torch.full((requests,), keys, dtype=torch.int32),
+    }  # fmt: skip
+    what = f"attention_paged T={rows} requests={requests} keys={keys}"
+    nbytes = 2 * 256 * (2 * requests * keys + 2 * 8 * rows)
+    for id in (
+        "cuda.attention_paged.split", "flashinfer.attention_paged.fa2", "flashinfer.attention_paged.fa3",
+        "torch.attention_paged.sdpa_cudnn", "torch.attention_paged.sdpa_flash", "torch.attention_paged.varlen",
+    ):  # fmt: skip
+        if id == "cuda.attention_paged.split" and rows > 512:
+            continue
+        on_host = id.startswith("flashinfer.")
+        held = {name: tensor if on_host else tensor.cuda() for name, tensor in metadata.items()}
+
+        def call() -> Callable[[], Any]:
+            ready = prepared(id, facts, {})
+            assert ready.plan is not None
+            state = ready.plan(held)
+            inputs = normal(rows, 8, 256), normal(requests, size, 1, 256), normal(requests, size, 1, 256)
             return lambda: ready.run(*inputs, state=state)
 
-        table.plain(f"attention_paged {m} x {keys}", "flashinfer.attention_paged.fa2", 4 * keys * 256, call)
+        table.plain(what, id, nbytes, call)
+
+
+def given(table: Rows, b: int, queries: int, keys: int, facts: Mapping[str, Any], ids: Sequence[str]) -> None:
+    """Keys that come with the call."""
+    heads, kv_heads, dim = (facts[f"shape.{name}"] for name in ("heads", "kv_heads", "head_dim"))
+    what, nbytes = f"attention B={b} Sq={queries} Sk={keys}", 4 * b * dim * (heads * queries + kv_heads * keys)
+    sizes = {"shape.B": b, "shape.Sq": queries, "shape.Sk": keys}
+    for id in ids:
+        table.row(what, id, nbytes, {**facts, **sizes},
+                  lambda: ({}, (normal(b, queries, heads, dim), normal(b, keys, kv_heads, dim),
+                                normal(b, keys, kv_heads, dim))))  # fmt: skip
 
 
 PARTS: Mapping[str, Callable[[Rows], None]] = {

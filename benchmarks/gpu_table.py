@@ -66,8 +66,9 @@ def kernels() -> Mapping[str, Kernel]:
     from phyai_backend_cuda.records import KERNELS as OURS
     from phyai_backend_flashinfer.rows import KERNELS as FLASHINFER
     from phyai_backend_reference.rows.torch import KERNELS as TORCH
+    from phyai_backend_reference.rows.torch_attention import KERNELS as ATTENTION
 
-    return {kernel.id: kernel for kernel in (*OURS, *FLASHINFER, *TORCH)}
+    return {kernel.id: kernel for kernel in (*OURS, *FLASHINFER, *TORCH, *ATTENTION)}
 
 
 def prepared(
