@@ -8,10 +8,12 @@ import re
 import pytest
 import torch
 from phyai_backend_cuda.expert.launch import (
+    EMBEDDED,
     EXCHANGE,
     FRAGMENTS,
-    MAX_QUERIES,
+    OPTIONAL_FIELDS,
     PARAM_FIELDS,
+    ROWS,
     SLOTS,
     TILE,
     areas,
@@ -30,6 +32,7 @@ from phyai_backend_cuda.expert.weights import (
     gate_up_order,
     in_fragments,
     pack_by_rank,
+    pack_embed,
     pack_qkv,
     qkv_order,
     rotate_chunks,
@@ -144,12 +147,24 @@ def test_combined_attention_is_what_o_multiplies() -> None:
     assert torch.equal(by_rank(taken_by_wgmma(out.flatten(), 32), packed, 2048), attention @ weight.T)
 
 
-@pytest.mark.parametrize("queries", [1, 10, 50, MAX_QUERIES])
-def test_a_blank_exchange_waits_for_the_rows_that_are_written(queries: int) -> None:
-    views = areas(blank_exchange(queries), EXCHANGE)
-    for name in FRAGMENTS:
+def test_the_embedding_leaves_each_block_the_columns_of_x_that_it_owns() -> None:
+    torch.manual_seed(3)
+    z, weight = values(M, 1024), values(1024, 1024)
+    a, packed = taken_by_wgmma(stored(z), 16), pack_embed(weight).view(BLOCKS, 16, 8, 64)
+    x = torch.zeros(M, 1024, dtype=torch.float64)
+    for block in range(BLOCKS):
+        first = block % 16 * 64 + block // 16 * 8
+        x[:, first : first + 8] = product(a, packed[block], block // 4)[:M]
+    assert torch.equal(x, z @ weight.T)
+
+
+@pytest.mark.parametrize("rows", [1, 10, 50, ROWS])
+@pytest.mark.parametrize("sizes", [EXCHANGE, EXCHANGE | EMBEDDED], ids=["plain", "embedded"])
+def test_a_blank_exchange_waits_for_the_rows_that_are_written(sizes: dict[str, int], rows: int) -> None:
+    views = areas(blank_exchange(sizes, rows), sizes)
+    for name in sizes.keys() & FRAGMENTS:
         for chunk in views[name].view(torch.int16).view(-1, TILE // 2):
-            assert (taken_by_wgmma(chunk, 1) == -1).all(1).tolist() == [row < queries for row in range(64)]
+            assert (taken_by_wgmma(chunk, 1) == -1).all(1).tolist() == [row < rows for row in range(64)]
     assert not views["ssq"].any()
     assert not views["done"].any()
     assert all((views[name] == 255).all() for name in ("fresh", "ml"))
@@ -158,7 +173,8 @@ def test_a_blank_exchange_waits_for_the_rows_that_are_written(queries: int) -> N
 def test_parameters_are_in_the_order_of_the_source() -> None:
     source = re.sub(r"//.*", "", (SOURCES / "expert" / "layout.cuh").read_text(encoding="utf-8"))
     fields = source.split("struct Params {")[1].split("};")[0]
-    assert tuple(re.findall(r"\*\s*(\w+)", fields)) == PARAM_FIELDS
+    assert tuple(re.findall(r"\*\s*(\w+)", fields)) == PARAM_FIELDS + OPTIONAL_FIELDS
+    assert fields.index("*trace") < fields.index("int layers") < fields.index("*fixed")
 
 
 @pytest.mark.parametrize(("slots", "kib"), [(6, 132), (SLOTS, 164), (10, 196), (12, 228)])

@@ -6,14 +6,17 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from phyai_backend_cuda.expert.weights import BLOCKS, HEADS, RANKS, LayerWeights, pack_layer
+import attrs
+
+from phyai_backend_cuda.expert.weights import BLOCKS, HEADS, RANKS, LayerWeights, pack_embed, pack_layer
 from phyai_backend_cuda.runtime.launch import current_stream, load
 
 if TYPE_CHECKING:
     import torch
 
-ACTION_DIM, MAX_QUERIES = 32, 56
-ROWS, TILE, SPLITS = 56, 8192, 16  # stored rows of partial results; bytes of 64 × 64 bf16; parts of the keys
+WIDTH, ACTION_DIM = 1024, 32
+ROWS = 56  # the most there are, and those stored of partial results
+TILE, SPLITS = 8192, 16  # bytes of 64 × 64 bf16; parts of the keys
 THREADS, SLOTS = 384, 8  # of a block; of its ring of weights
 CARVEOUTS = (100, 132, 164, 196, 228)  # KiB of an SM's 256 that can be shared memory (CUDA programming guide, 9.0)
 
@@ -23,13 +26,17 @@ PARAM_FIELDS: tuple[str, ...] = (
     "actions", "kbuf", "vbuf", "xs1", "xs2", "qbuf", "obuf", "act", "fresh", "ml", "opart", "part", "ssq",
     "done", "trace",
 )  # fmt: skip
+#: Those that only some experts have; they come last.
+OPTIONAL_FIELDS: tuple[str, ...] = ("fixed", "time", "wembed", "embed_b", "zs")
 
 #: Bytes of what blocks exchange. A launch starts from a blank copy of these; the first seven come as two copies.
 EXCHANGE: dict[str, int] = {
     "xs1": 2 * 16 * TILE, "xs2": 2 * 16 * TILE, "qbuf": 2 * 32 * TILE, "obuf": 2 * 32 * TILE, "act": 2 * 64 * TILE,
     "fresh": 2 * 2 * ROWS * 512, "ml": 2 * HEADS * SPLITS * ROWS * 8, "ssq": 4 * ROWS * 128, "done": 128,
 }  # fmt: skip
-FRAGMENTS = ("xs1", "xs2", "qbuf", "obuf", "act")
+#: What an expert with an embedding exchanges besides, in two copies.
+EMBEDDED: dict[str, int] = {"zs": 2 * 16 * TILE}
+FRAGMENTS = ("xs1", "xs2", "qbuf", "obuf", "act", "zs")
 #: A launch starts with these zero: the first use's tag is one.
 TAGGED: dict[str, int] = {"opart": HEADS * 16 * SPLITS * ROWS * 32, "part": 2 * BLOCKS * RANKS * ROWS * 16}
 
@@ -38,6 +45,7 @@ class _Params(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in PARAM_FIELDS),
         ("layers", ctypes.c_int), ("steps", ctypes.c_int), ("kv_tiles", ctypes.c_int), ("eps", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in OPTIONAL_FIELDS),
     )  # fmt: skip
 
 
@@ -57,38 +65,59 @@ def areas(buffer: torch.Tensor, sizes: Mapping[str, int]) -> dict[str, torch.Ten
     return dict(zip(sizes, buffer.split_with_sizes(list(sizes.values())), strict=True))
 
 
-def blank_exchange(queries: int, device: Any = None) -> torch.Tensor:
+@attrs.frozen(eq=False)
+class Embedding:
+    """A layer that actions pass on their way into the expert, the time of a step among them:
+    ``x = silu(x + time[s]) @ weight.T + bias``.
+
+    ``time`` is ``[S, 1024]``, ``weight`` ``[1024, 1024]`` (rounded to bf16 here), ``bias`` ``[1024]``.
+    """
+
+    time: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """As the kernel takes them."""
+        packed = pack_embed(self.weight.bfloat16())
+        return {"time": self.time.float().contiguous(), "wembed": packed, "embed_b": self.bias.float().contiguous()}
+
+
+def blank_exchange(sizes: Mapping[str, int], rows: int, device: Any = None) -> torch.Tensor:
     """All ones where a word says that it is not written yet; zeros in counts and in rows that nobody writes."""
     import torch
 
-    buffer = torch.full((sum(EXCHANGE.values()),), 255, dtype=torch.uint8, device=device)
-    views = areas(buffer, EXCHANGE)
+    buffer = torch.full((sum(sizes.values()),), 255, dtype=torch.uint8, device=device)
+    views = areas(buffer, sizes)
     views["ssq"].zero_()
     views["done"].zero_()
-    for name in FRAGMENTS:
+    for name in sizes.keys() & FRAGMENTS:
         units = views[name].view(-1, 4, 8, 4, 2, 8)  # k-step, row tile, row, q, row + 8, bytes
         row = torch.arange(4)[:, None, None] * 16 + torch.arange(8)[:, None] + torch.arange(2)[None, None] * 8
-        units.masked_fill_((row >= queries)[:, :, None, :, None].to(device), 0)
+        units.masked_fill_((row >= rows)[:, :, None, :, None].to(device), 0)
     return buffer
 
 
 class Expert:
     """All denoising steps of the expert for up to ``capacity`` keys, as one launch.
 
-    ``run`` updates ``actions`` ``[M, 32]`` fp32 in place. ``lengths`` (int32, on the device) holds the number of
-    prefix keys and the position of the first query; ``cos_sin`` is ``[P, 256]`` fp32. ``defines`` are macros of
-    ``csrc/expert/layout.cuh``: ``SLOTS``, ``AHEAD``, ``TRACE``.
+    ``run`` updates ``actions`` ``[queries, 32]`` fp32 in place. ``lengths`` (int32, on the device) holds the number of
+    prefix keys and the position of the first row; ``cos_sin`` is ``[P, 256]`` fp32. With ``fixed`` there is a row in
+    front of the actions', the tensor ``fixed`` ``[1024]`` fp32, that sees the prefix and itself. ``defines`` are macros
+    of ``csrc/expert/layout.cuh``: ``SLOTS``, ``AHEAD``, ``TRACE``.
     """
 
     def __init__(
         self, layers: Sequence[LayerWeights], tables: dict[str, torch.Tensor], *, in_weight: torch.Tensor,
         in_bias: torch.Tensor, out_weight: torch.Tensor, dt: torch.Tensor, cos_sin: torch.Tensor, queries: int,
-        capacity: int, eps: float, defines: Mapping[str, int] | None = None,
+        capacity: int, eps: float, fixed: bool = False, embedding: Embedding | None = None,
+        defines: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         import torch
 
-        if not 1 <= queries <= MAX_QUERIES:
-            raise ValueError(f"queries is {queries}; the kernel takes 1 to {MAX_QUERIES}")
+        rows = queries + fixed
+        if not 1 <= queries <= ROWS - fixed:
+            raise ValueError(f"queries is {queries}; the kernel takes 1 to {ROWS - fixed}")
         device = in_weight.device
         tiles, n = -(-capacity // 64), len(layers)
         self.queries, self.tiles, self.layers = queries, tiles, n
@@ -97,7 +126,8 @@ class Expert:
         def zeros(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
-        self._blank = blank_exchange(queries, device)
+        exchange = EXCHANGE if embedding is None else EXCHANGE | EMBEDDED
+        self._blank = blank_exchange(exchange, rows, device)
         self._exchange, self._tagged = self._blank.clone(), zeros(sum(TAGGED.values()))
         self.tensors: dict[str, torch.Tensor] = {
             **dict(zip(("wqkv", "wo", "wgu", "wd"), packed, strict=True)),
@@ -106,12 +136,16 @@ class Expert:
             "cos_sin": cos_sin.float().contiguous(), "lengths": zeros(2, dtype=torch.int32),
             "actions": zeros(queries, ACTION_DIM, dtype=torch.float32),
             "kbuf": zeros(n, tiles, 4 * TILE), "vbuf": zeros(n, tiles, 4 * TILE),
-            **areas(self._exchange, EXCHANGE), **areas(self._tagged, TAGGED),
+            **areas(self._exchange, exchange), **areas(self._tagged, TAGGED),
             "trace": zeros(BLOCKS, 1024, dtype=torch.int64),
+            **({"fixed": zeros(WIDTH, dtype=torch.float32)} if fixed else {}),
+            **({} if embedding is None else embedding.tensors()),
         }  # fmt: skip
-        pointers = {name: self.tensors[name].data_ptr() for name in PARAM_FIELDS}
+        given = (*PARAM_FIELDS, *(name for name in OPTIONAL_FIELDS if name in self.tensors))
+        pointers = {name: self.tensors[name].data_ptr() for name in given}
         self._params = _Params(**pointers, layers=n, steps=dt.numel(), kv_tiles=tiles, eps=eps)
-        macros = {"MQ": queries, "SLOTS": SLOTS, **(defines or {})}
+        form = {"MQ": rows, "FIXED": int(fixed), "EMBED": int(embedding is not None)}
+        macros = {**form, "SLOTS": SLOTS, **(defines or {})}
         slots = macros["SLOTS"]
         self._kernel = load(
             "expert/expert.cu", "expert", macros, arch="sm_90a", shared_bytes=shared_bytes(slots),

@@ -9,7 +9,7 @@ import torch
 from phyai.facts import Facts, number, whole
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.expert.launch import Expert
+from phyai_backend_cuda.expert.launch import Embedding, Expert
 from phyai_backend_cuda.expert.weights import LayerWeights, modulation_tables, pack_layer
 
 
@@ -30,19 +30,26 @@ def tables_of(weights: Mapping[str, Any], layers: list[LayerWeights]) -> dict[st
     )  # fmt: skip
 
 
+def embedding_of(weights: Mapping[str, Any]) -> Embedding | None:
+    """What the actions pass in front of the first layer, where there is something."""
+    if "embed_weight" not in weights:
+        return None
+    return Embedding(weights["time"], weights["embed_weight"], weights["embed_bias"])
+
+
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    layers, steps = layers_of(weights), whole(facts, "shape.steps")
+    layers, steps, with_fixed = layers_of(weights), whole(facts, "shape.steps"), facts.get("dtype.fixed") is not None
     expert = Expert(
         layers, tables_of(weights, layers), in_weight=weights["in_weight"], in_bias=weights["in_bias"],
         out_weight=weights["out_weight"], dt=torch.full((steps,), -1.0 / steps, device=weights["in_weight"].device),
         cos_sin=weights["cos_sin"], queries=whole(facts, "shape.M"), capacity=whole(facts, "shape.page_size"),
-        eps=number(facts, "attrs.eps", 1e-6),
+        eps=number(facts, "attrs.eps", 1e-6), fixed=with_fixed, embedding=embedding_of(weights),
     )  # fmt: skip
     bound: tuple[int, int] | None = None
 
     def run(
         x: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: torch.Tensor,
-        fixed: None = None, out: torch.Tensor | None = None, state: object = None,
+        fixed: torch.Tensor | None = None, out: torch.Tensor | None = None, state: object = None,
     ) -> torch.Tensor:  # fmt: skip
         nonlocal bound
         if bound != (k_cache.data_ptr(), v_cache.data_ptr()):  # the engine's cache stays where it is
@@ -50,6 +57,8 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
             bound = (k_cache.data_ptr(), v_cache.data_ptr())
         expert.tensors["lengths"].copy_(lengths.expand(2))  # the prefix's keys, and the position after them
         expert.tensors["actions"].copy_(x.view(expert.tensors["actions"].shape))
+        if fixed is not None:
+            expert.tensors["fixed"].copy_(fixed[0])
         expert.load_prefix()
         y = expert.run().view(x.shape)
         return y.clone() if out is None else out.copy_(y)
@@ -59,9 +68,10 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         for i, layer in enumerate(renewed):
             for name, packed in zip(("wqkv", "wo", "wgu", "wd"), pack_layer(layer), strict=True):
                 expert.tensors[name][i].copy_(packed)
+        embedding = embedding_of(new)
         values = {
             **tables_of(new, renewed), "in_w": new["in_weight"], "in_b": new["in_bias"], "out_w": new["out_weight"],
-            "cos_sin": new["cos_sin"],
+            "cos_sin": new["cos_sin"], **({} if embedding is None else embedding.tensors()),
         }  # fmt: skip
         for name, value in values.items():
             expert.tensors[name].copy_(value)

@@ -121,6 +121,15 @@ def pack_by_rank(weight: torch.Tensor) -> torch.Tensor:
     return rotate_chunks(ranks, torch.arange(BLOCKS) % 16 // 4).flatten()
 
 
+def pack_embed(weight: torch.Tensor) -> torch.Tensor:
+    """``[1024, 1024]`` → flat: per block, per chunk of K, the eight rows whose columns of x the block owns."""
+    import torch
+
+    tiles = pack_tiles(in_fragments(weight), 8)  # [128, 16, 8, 64]
+    block = torch.arange(BLOCKS, device=weight.device)
+    return rotate_chunks(tiles[block % 16 * RANKS + block // 16], block // 4).flatten()
+
+
 def pack_layer(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The four flat packed weights of a layer, in the order of ``LayerWeights``."""
     import torch

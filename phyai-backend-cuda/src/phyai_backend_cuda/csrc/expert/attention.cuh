@@ -65,29 +65,35 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
     c.release(1, 2);
 }
 
-// Weights e^(s - maximum) as fragments, with the running maxima m, sums l, and factors f of what was there before.
+// What exponents are relative to: where every row sees a key of every tile, the maximum.
+__device__ __forceinline__ float relative_to(float maximum) { return FIXED && maximum == NEG_INF ? 0.0f : maximum; }
+
+// Weights e^(s - maximum) as fragments, with the running maxima m, sums l, and factors f of what was there before. A
+// fixed row sees the first of the new keys as well, and no other of them: of some tiles it may see none.
 __device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int first_key, int keys, float (&m)[2],
                                         float (&l)[2], float (&f)[2], uint4 (&weights)[4]) {
     const float scale = 1.4426950408889634f / 16.0f;  // log2(e) / sqrt(HD)
+    const bool is_fixed = FIXED && c.tile() * 16 + c.g() < FIXED;
+    const int seen[2] = {is_fixed ? keys - MQ + FIXED : keys, keys};
     float mx[2] = {m[0], m[1]};
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
         const int key = first_key + (i >> 2) * 8 + 2 * c.q() + (i & 1);
-        s[i] = key < keys ? s[i] * scale : NEG_INF;
+        s[i] = key < seen[(i >> 1) & 1] ? s[i] * scale : NEG_INF;
         mx[(i >> 1) & 1] = fmaxf(mx[(i >> 1) & 1], s[i]);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         mx[h] = fmaxf(mx[h], __shfl_xor_sync(~0u, mx[h], 1));
         mx[h] = fmaxf(mx[h], __shfl_xor_sync(~0u, mx[h], 2));
-        f[h] = exp2f(m[h] - mx[h]);  // a tile always has a valid key, so mx is finite
+        f[h] = exp2f(m[h] - relative_to(mx[h]));  // a tile always has a valid key: but for fixed rows, mx is finite
         m[h] = mx[h];
         l[h] *= f[h];
     }
     u32 e[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-        const float a = exp2f(s[2 * i] - m[i & 1]), b = exp2f(s[2 * i + 1] - m[i & 1]);
+        const float a = exp2f(s[2 * i] - relative_to(m[i & 1])), b = exp2f(s[2 * i + 1] - relative_to(m[i & 1]));
         l[i & 1] += a + b;
         e[i] = pack_bf16(a, b);
     }

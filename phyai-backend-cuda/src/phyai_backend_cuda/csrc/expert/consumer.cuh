@@ -31,7 +31,8 @@ struct Consumer {
     __device__ bool owns() const { return tid < 2 * MQ; }
     __device__ int own_row() const { return tid >> 1; }
     __device__ int own_col() const { return cluster() * 64 + rank() * 8 + (tid & 1) * 4; }
-    __device__ u32 own_x() const { return smem_base() + SLOTS * ITEM + 2 * SCRATCH + 2 * SLOTS * 8 + tid * 16; }
+    __device__ static u32 x_area() { return smem_base() + SLOTS * ITEM + 2 * SCRATCH + 2 * SLOTS * 8; }
+    __device__ u32 own_x() const { return x_area() + tid * 16; }
     __device__ float4 own_columns(const float* table) const {
         return owns() ? *reinterpret_cast<const float4*>(table + own_col()) : make_float4(0.f, 0.f, 0.f, 0.f);
     }

@@ -9,6 +9,7 @@
 //   C  x += gate · (o Wo)             block: 64 of N, the K of one head; 8 blocks meet
 //   D  h = gelu(gate) · up            every block: all of K, 32 gate and 32 up rows
 //   E  x += gate · (h Wdown)          as C, 512 of K
+// A step begins with x = a Win (EMBED: times another matrix, as stage A) and ends with a += dt · norm(x) Wout.
 // x stays in shared memory, in fp32: block 16r + c owns columns 64c + 8r .. + 8 of every row. What others read of it is
 // bf16(x · (1 + scale)); its norm 1/rms(x) multiplies the product afterwards, and shift·W is a table, so
 // norm(x)(1 + scale) + shift costs no pass of its own. Every reduction has a fixed order: results are reproducible.
@@ -26,10 +27,11 @@ __device__ void run(const Params& p, int tid) {
     for (int step = 0; step < p.steps; ++step) {
         const u32 first = step * (p.layers + 1);  // uses of xs1 before this step
         if (step) {
-            if (tid == 0) wait_acquire(p.done, step * MQ);
+            if (tid == 0) wait_acquire(p.done, step * (MQ - FIXED));
             c.sync();
         }
-        project_in(c);
+        if (EMBED) embed_in(c, step);
+        else project_in(c);
         publish(c, p.xs1, first, c.own_columns(p.scale1 + size_t(step) * p.layers * D));
         for (int layer = 0; layer < p.layers; ++layer) {
             const u32 use = step * p.layers + layer;  // of what is used once a layer

@@ -3,7 +3,13 @@
 #include "hopper.cuh"
 
 #ifndef MQ
-#define MQ 50  // rows: queries of the action chunk
+#define MQ 50  // rows: queries of the action chunk, and those in front of them
+#endif
+#ifndef FIXED
+#define FIXED 0  // rows in front of the actions (π0's state): given, the same at every step, they see no action
+#endif
+#ifndef EMBED
+#define EMBED 0  // whether actions, together with the step's time, pass another layer on their way to x (π0)
 #endif
 #ifndef SLOTS
 #define SLOTS 8  // of the ring of weights; shared memory that it does not take is left to L1, which loads go through
@@ -15,6 +21,7 @@
 #define TRACE 0  // record the clock at every mark of the first TRACE marks of each block
 #endif
 
+static_assert(FIXED <= 8, "fixed rows are among the first eight of the first row tile");
 constexpr int D = 1024, H = 8, HD = 256, I = 4096, AD = 32;
 constexpr int G = 128, RANKS = 8, SPLITS = 16;
 constexpr int OCTETS = (H + 2) * HD / 8;     // 320 octets of rows of Wqkv
@@ -37,7 +44,7 @@ struct Params {
     const float *dt;                               // [S]
     const float *cos_sin;                          // [P, HD]
     const int *lengths;                            // prefix keys, position of the first query
-    float *actions;                                // [MQ, AD], updated in place
+    float *actions;                                // [MQ - FIXED, AD], updated in place
     const char *kbuf, *vbuf;                       // [L, tiles, 4, TILE]
     // exchanged between blocks (see expert/exchange.cuh); words in two copies, the first dimension
     char *xs1, *xs2;                               // [2, 16, TILE] fragments
@@ -53,6 +60,12 @@ struct Params {
     long long *trace;
     int layers, steps, kv_tiles;
     float eps;
+    // with FIXED, and with EMBED
+    const float *fixed;                            // [FIXED, D]
+    const float *time;                             // [S, D]
+    const char *wembed;                            // packed
+    const float *embed_b;                          // [D]
+    char *zs;                                      // [2, 16, TILE] fragments; exchanged
 };
 
 // An activation lies in chunks of 64 columns, as the fragments that wgmma takes from registers: 16 bytes per k-step of

@@ -58,7 +58,9 @@ __device__ void produce(const Params& p, int block) {
     const int old_tiles = p.lengths[0] / 64, tiles = (p.lengths[0] + MQ + 63) / 64;
     const size_t L_QKV = size_t(OCTETS) * 16 * 1024, L_O = size_t(G) * 4 * TILE, L_GU = size_t(G) * 16 * TILE,
                  L_D = size_t(G) * 8 * TILE, L_KV = size_t(p.kv_tiles) * 4 * TILE;
-    for (int step = 0; step < p.steps; ++step)
+    for (int step = 0; step < p.steps; ++step) {
+        if (EMBED)
+            for (int i = 0; i < 4; ++i) out.push(p.wembed + block * ITEM + i * 4096, 4096, true);
         for (int layer = 0; layer < p.layers; ++layer) {
             const char* qkv = p.wqkv + layer * L_QKV + size_t(first_octet(block)) * 16 * 1024;
             const char* o = p.wo + layer * L_O + size_t(block) * 4 * TILE;
@@ -76,4 +78,5 @@ __device__ void produce(const Params& p, int block) {
             for (int i = 0; i < 8; ++i) out.push(gu + i * ITEM, ITEM, true);
             for (int i = 0; i < 4; ++i) out.push(down + i * ITEM, ITEM, true);
         }
+    }
 }

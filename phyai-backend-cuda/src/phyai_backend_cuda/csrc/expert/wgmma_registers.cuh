@@ -5,6 +5,13 @@
 // d[64 × 8·N8] += A[64 × 16] · B[8·N8 × 16]ᵀ, A in registers, B K-major in shared memory. A thread of lane 4g + q holds,
 // of rows g and g + 8 of its warp's 16, columns 2q, 2q + 1, 2q + 8, 2q + 9: x and y of row g, z and w of row g + 8.
 template <int N8> __device__ __forceinline__ void gmma(float (&d)[N8 * 4], const uint4& a, u64 b);
+template <> __device__ __forceinline__ void gmma<1>(float (&d)[4], const uint4& a, u64 b) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p, 1, 1, 0;\n}"
+        : D4(d, 0) : "r"(a.x), "r"(a.z), "r"(a.y), "r"(a.w), "l"(b));
+}
 template <> __device__ __forceinline__ void gmma<2>(float (&d)[8], const uint4& a, u64 b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
