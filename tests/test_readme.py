@@ -64,9 +64,3 @@ def test_ci_runs_the_two_sessions_that_the_readme_names():
     names = [line.split("nox -s ")[1] for line in SESSIONS]
     assert names == ["demo", "tests"]
     assert all(f"nox -s {name}" in script for name in names)
-
-
-def test_links_lead_to_files():
-    targets = re.findall(r"\]\(([^)#:]+)\)", README)
-    assert targets
-    assert [t for t in targets if not (ROOT / t).exists()] == []
