@@ -184,6 +184,20 @@ def test_a_restriction_on_a_composite_decides_about_its_weights_too():
     assert site.decide(M=3).kernel.id == "fused.gated_mlp"
 
 
+def test_a_composite_that_calls_its_rows_otherwise_is_lowered_for_them():
+    few = kernel("tiles.gemm.few", ("turned",), when={"shape.M": "<=64"})
+    tiles = Plugin(PluginStatus("tiles"), kernels=(few,), quant_formats=(TURNED,))
+    others = [kernel(f"reference.{op}.q", band=Band.REFERENCE, op=op) for op in ("rope", "kv_write")]
+    catalog = Catalog.build([attrs.evolve(REFERENCE, kernels=(*REFERENCE.kernels, *others)), tiles])
+    held = weight(n=32)
+    site = dispatcher(catalog=catalog).bind(
+        "qkv_rope_kv_write", layer="l", weights={"weight": held, "cos_sin": torch.zeros(4, 8)}, rows=(1, 50),
+        facts={f"parts.qkv.{name}": value for name, value in held.facts().items()}, dtypes={"x": "fp32"},
+        attrs={"heads": 2, "kv_heads": 1, "head_dim": 8},
+    )  # fmt: skip
+    assert site.weights["weight"].layout == "turned"
+
+
 def test_a_policy_that_wants_another_layout_needs_the_model_loaded_again():
     of = dispatcher()
     site = bind(of)
@@ -206,8 +220,8 @@ def test_the_report_says_how_weights_lie_and_why():
     text = of.report().sites[0].layouts["weight"].to_text()
     assert text.splitlines() == [
         "layout turned: its kernels (tiles.gemm.w8) come first",
-        "  plain: M=1 reference.gemm.q",
         "  turned: M=1 tiles.gemm.w8",
+        "  plain: M=1 reference.gemm.q",
     ]
 
 

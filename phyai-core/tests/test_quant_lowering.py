@@ -56,6 +56,10 @@ def test_the_best_band_wins():
     assert {c.layout: c.objection for c in choice.considered} == {"plain": None, "tiles": None, "rows": None}
 
 
+def test_the_others_come_in_the_order_of_their_kernels():
+    assert [other.layout for other in choose().others()] == ["rows", "plain"]
+
+
 def test_a_layout_that_does_not_hold_the_scheme_exactly_is_not_considered():
     choice = choose(W8)
     assert [c.layout for c in choice.considered] == ["plain"]
@@ -122,6 +126,6 @@ def test_no_layout_at_all_says_why_of_each():
 def test_the_choice_is_plain_data():
     data = choose().to_json()
     assert data["layout"] == "tiles"
-    assert data["considered"][0] == {
+    assert data["considered"][-1] == {
         "layout": "plain", "kernels": {"1": "reference.gemm.q", "64": "reference.gemm.q"}, "objection": None,
     }  # fmt: skip

@@ -72,6 +72,13 @@ def _reader(op: Op, weight: str) -> Part | None:
     return next((part for part in op.parts if weight in part.weights.values()), None)
 
 
+def _rows_of(op: Op, weight: str) -> str:
+    """The fact of a composite op that says how many rows the product with one of its weights has."""
+    part = _reader(op, weight)
+    source = part.dims.get("M") if part is not None else None
+    return f"shape.{source if isinstance(source, str) else 'M'}"
+
+
 def _fact(op: Op, weight: str) -> str:
     """The fact of a site that says how one of its weights lies."""
     part = _reader(op, weight)
@@ -169,16 +176,16 @@ class Layouts:
             forced=wanted.forced,
         )
 
-    def _rows(self, op: Op, call: Facts, rows: tuple[int, int] | None) -> tuple[int, ...]:
+    def _rows(self, op: Op, call: Facts, rows: tuple[int, int] | None, dim: str = "shape.M") -> tuple[int, ...]:
         """One number of rows for every set of them that some kernel's or rule's predicate tells from the others."""
-        fixed = call.get("shape.M")
+        fixed = call.get(dim)
         if isinstance(fixed, int):
             return (fixed,)
         unknown = call.replace(dict.fromkeys((n for n in call if n.endswith("quant.layout")), None))
         literals = [
             literal for predicate in reads(op, unknown, self.catalog, self.policy) for literal in predicate.literals()
         ]
-        return Partition.of("shape.M", literals).samples(*(rows or DEFAULT_ROWS))
+        return Partition.of(dim, literals).samples(*(rows or DEFAULT_ROWS))
 
     def _under_composite(
         self,
@@ -190,16 +197,16 @@ class Layouts:
     ) -> dict[str, LayoutChoice]:
         """``first`` if what rules ask of the composite holds under it; else the first others under which it does."""
         per_weight = [[first[w.weight], *first[w.weight].others()] for w in wanted]  # a forced one has no others
-        samples = self._rows(op, static, rows)
+        dim = _rows_of(op, wanted[0].weight)
+        samples = self._rows(op, static, rows, dim)
         for choices in itertools.product(*per_weight):
             layouts = {w.fact: choice.layout for w, choice in zip(wanted, choices, strict=True)}
-            if self._holds(static.replace(layouts), samples):
+            if self._holds([static.replace({**layouts, dim: m}) for m in samples]):
                 return {w.weight: choice for w, choice in zip(wanted, choices, strict=True)}
         return first  # nothing satisfies the rules: the call itself will say so, with the whole diagnosis
 
-    def _holds(self, facts: Facts, samples: tuple[int, ...]) -> bool:
-        for m in samples:
-            call = facts if "shape.M" in facts else facts.replace({"shape.M": m})
+    def _holds(self, calls: Sequence[Facts]) -> bool:
+        for call in calls:
             try:
                 decision = resolve(call, self.catalog, self.policy, self.environment)
             except NoKernelError:

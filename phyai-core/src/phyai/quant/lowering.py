@@ -46,7 +46,7 @@ class Considered:
 
 @attrs.frozen
 class LayoutChoice:
-    """The layout of one weight, why, and every layout that was considered."""
+    """The layout of one weight, why, and every layout that was considered: those whose kernels come first, first."""
 
     layout: str
     format: QuantFormat | None
@@ -118,7 +118,8 @@ def lower(
         lines = [f"  {t.considered.layout}: {t.considered.objection}" for t in trials]
         where = facts.get("layer") or facts.get("op")
         raise NoKernelError(f"{where}: no layout of the weight gives every call a kernel\n" + "\n".join(lines))
-    best = min(usable, key=lambda t: (t.worst, t.considered.layout != PLAIN, t.considered.layout))
+    trials.sort(key=_Trial.place)
+    best = next(t for t in trials if t in usable)
     layout = best.considered.layout
     return LayoutChoice(layout, exact[layout], _why(best, usable, forced), tuple(t.considered for t in trials))
 
@@ -129,6 +130,10 @@ class _Trial:
 
     considered: Considered
     worst: tuple[Any, ...] | None
+
+    def place(self) -> tuple[Any, ...]:
+        """What trials are sorted by: the better first."""
+        return self.worst is None, self.worst or (), self.considered.layout != PLAIN, self.considered.layout
 
 
 def _try(
