@@ -273,9 +273,7 @@ class Dispatcher:
         with self._lock:
             for site in self.sites:
                 site.thaw()
-            self.resources.thaw()
-            self.frozen = False
-            self.epoch += 1
+            self._reopen()
 
     def exclude(self, kernel: str, why: str) -> None:
         """Never choose the kernel of this id again: it failed after it was prepared, while a graph was captured.
@@ -288,9 +286,7 @@ class Dispatcher:
             for site in self.sites:
                 if any(entry.kernel.id == kernel for entry in site.memo.entries()):
                     site.forget()
-            self.frozen = False
-            self.resources.thaw()
-            self.epoch += 1
+            self._reopen()
 
     def release(self) -> None:
         """Let go of every site, with the weights bound there, and of every workspace. The dispatcher is empty then."""
@@ -329,10 +325,13 @@ class Dispatcher:
             self.policy = policy
             self._layouts = Layouts(self.catalog, policy, self.environment)
             if change.thawed:
-                self.epoch += 1
-                self.frozen = False
-                self.resources.thaw()
+                self._reopen()
             return change
+
+    def _reopen(self) -> None:
+        self.resources.thaw()
+        self.frozen = False
+        self.epoch += 1
 
     # Reporting
 

@@ -54,7 +54,7 @@ class Hooks:
 
     @hookspec
     def phyai_quant_formats(self) -> Iterable[Any]:  # type: ignore[empty-body]
-        """Memory layouts of quantized weights: :class:`phyai.quant.QuantFormat`."""
+        """Memory layouts of quantized weights: :class:`phyai.quant.formats.QuantFormat`."""
 
     @hookspec
     def phyai_importers(self) -> Iterable[Any]:  # type: ignore[empty-body]

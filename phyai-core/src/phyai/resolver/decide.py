@@ -151,7 +151,7 @@ def _decided_by(ranking: Order, judged: Judged, aspects: Aspects) -> str:
 
 def reads(op: Op, facts: Facts, catalog: Catalog, policy: Policy) -> tuple[Predicate, ...]:
     """Every predicate that a decision for a call with ``facts``, as far as they are known, may depend on:
-    the kernels' and the rules'. Parts of a composite op have their own: see :func:`part_facts`."""
+    the kernels' and the rules'. Parts of a composite op have their own: see :func:`phyai.composite.part_facts`."""
     rules = policy.candidates(facts)
     declared = (condition for kernel in catalog.kernels_of(op.name) for condition in kernel.conditions)
     return (*declared, *(rule.match for rule in rules))

@@ -12,6 +12,8 @@ from pathlib import Path
 from phyai.cli.command import Context, Exit, UsageError
 from phyai.errors import InputError, PhyAIError
 
+from phyai_models.quantized.quiet import warnings_once
+
 EXAMPLES = """
   phyai quantize ./checkpoint --policy policies/pi05/w4a16_g128.yaml --out ./checkpoint-w4a16
   phyai quantize ./checkpoint --policy policy.yaml --out ./small --report report.html --inputs observations.safetensors
@@ -33,14 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, metavar="N", help="observations and noises (default: 8)")
 
 
+@warnings_once()
 def main(args: argparse.Namespace, context: Context) -> int:
-    from phyai_models.quantized.quiet import warnings_once
-
-    with warnings_once():
-        return _run(args, context)
-
-
-def _run(args: argparse.Namespace, context: Context) -> int:
     from phyai_models.quantized.writing import plan_writing, write_quantized
 
     if not args.report and (args.inputs is not None or args.samples is not None):

@@ -12,6 +12,7 @@ from phyai.cli.command import Context, Exit
 from phyai.errors import InputError
 
 from phyai_models.quantized.groups import BY
+from phyai_models.quantized.quiet import warnings_once
 
 EXAMPLES = """
   phyai sensitivity ./checkpoint --policy policies/pi05/w4a16_g128.yaml --budget 0.99 --out mixed.yaml
@@ -33,14 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tries", type=int, default=16, metavar="N", help="mixtures to measure at most (default: 16)")
 
 
+@warnings_once()
 def main(args: argparse.Namespace, context: Context) -> int:
-    from phyai_models.quantized.quiet import warnings_once
-
-    with warnings_once():
-        return _run(args, context)
-
-
-def _run(args: argparse.Namespace, context: Context) -> int:
     from phyai.engine.plugin import study_of
     from phyai.policy import parse_policy
 

@@ -45,10 +45,13 @@ def _fp8(layer: LayerTensors, scheme: QuantScheme) -> StoredLayer:
     return _finish(layer, with_scale_dtype(scheme, scale), n, k, "FP8")
 
 
-def _fp8_per_channel(layer: LayerTensors, scheme: QuantScheme) -> StoredLayer:
-    n, k = layer.take("weight", "weight", dtypes=("F8_E4M3",), ndim=2).shape
-    scale = layer.take("weight_scale", "scale", dtypes=FLOAT_SCALES, shapes=[(n,), (n, 1)])
-    return _finish(layer, with_scale_dtype(scheme, scale), n, k, "FP8_PER_CHANNEL")
+def _per_channel(name: str, dtype: str) -> Storage:
+    def check(layer: LayerTensors, scheme: QuantScheme) -> StoredLayer:
+        n, k = layer.take("weight", "weight", dtypes=(dtype,), ndim=2).shape
+        scale = layer.take("weight_scale", "scale", dtypes=FLOAT_SCALES, shapes=[(n,), (n, 1)])
+        return _finish(layer, with_scale_dtype(scheme, scale), n, k, name)
+
+    return Storage(name, check, _DECODE + "codes")
 
 
 def _fp8_block(layer: LayerTensors, scheme: QuantScheme) -> StoredLayer:
@@ -63,12 +66,6 @@ def _fp8_block(layer: LayerTensors, scheme: QuantScheme) -> StoredLayer:
         shapes += scalar_shapes()
     scale = layer.take("weight_scale", "scale", dtypes=FLOAT_SCALES, shapes=shapes)
     return _finish(layer, with_scale_dtype(scheme, scale), n, k, "FP8_BLOCK")
-
-
-def _int8(layer: LayerTensors, scheme: QuantScheme) -> StoredLayer:
-    n, k = layer.take("weight", "weight", dtypes=("I8",), ndim=2).shape
-    scale = layer.take("weight_scale", "scale", dtypes=FLOAT_SCALES, shapes=[(n,), (n, 1)])
-    return _finish(layer, with_scale_dtype(scheme, scale), n, k, "INT8")
 
 
 def _int4(name: str) -> Storage:
@@ -134,9 +131,9 @@ STORAGES: dict[str, Storage] = {
     storage.name: storage
     for storage in (
         Storage("FP8", _fp8, _DECODE + "codes"),
-        Storage("FP8_PER_CHANNEL", _fp8_per_channel, _DECODE + "codes"),
+        _per_channel("FP8_PER_CHANNEL", "F8_E4M3"),
         Storage("FP8_BLOCK", _fp8_block, _DECODE + "codes"),
-        Storage("INT8", _int8, _DECODE + "codes"),
+        _per_channel("INT8", "I8"),
         _int4("INT4"),
         _int4("INT4_ANY_GROUP"),
         _nvfp4("NVFP4"),
