@@ -5,7 +5,8 @@ then chains of dependent launches, with and without overlap.
 
 Every figure of ``times`` is the time of one call among 40 in one graph, each with its own inputs and weights (weights
 come from memory, not from L2), the median of 20 replays; the floor is bytes at 4.25 TB/s. ``chain``: 33 feed-forward
-blocks of π0's expert, one after another, µs of a block.
+blocks of π0's expert, one after another, µs of a block. ``layer``: the four products of 40 of its layers, each needing
+what the one in front wrote, µs of a layer.
 """
 
 # ruff: noqa: B023 - every closure is called before the loop goes on
@@ -228,6 +229,53 @@ def chain_of(report: Report, form_name: str, layers: int = 33) -> None:
         )  # fmt: skip
 
 
+def layer(report: Report) -> None:
+    """x += o(qkv(x)), x += down(act(gate_up(x))): the products of a layer without what lies between them."""
+    for form_name in ("bf16", "fp8 channel", "int4 g128"):
+        form = FORMATS[form_name]
+        floor = sum((n * k * form["bits"] / 8 + 100 * (n + k)) / BANDWIDTH * 1e6 for n, k in EXPERT.values())
+        row = {"call": "products of a layer", "kernel": form_name, "floor_us": round(floor, 2)}
+        report.attempt("layer", row, lambda: layer_of(form))
+
+
+def layer_of(form: dict[str, Any], layers: int = 40) -> dict[str, float]:
+    epilogues = {"qkv": PLAIN, "o": RESIDUAL, "gate_up": GATED, "down": RESIDUAL}
+    shapes = {name: shape_for(*EXPERT[name], **form, epilogue=epilogues[name]) for name in EXPERT}
+    first, x, qkv, act = (normal(50, width) for width in (1024, 1024, 2560, 4096))
+    want, made = first.double(), []
+    for _ in range(layers):
+        held: dict[str, dict[str, torch.Tensor]] = {}
+        dense: dict[str, torch.Tensor] = {}
+        for name in EXPERT:
+            held[name], dense[name] = weight(*EXPERT[name], **form)  # type: ignore[assignment]
+            if name in ("o", "down"):  # what is added is small, or x grows without end; an eighth is exact
+                dense[name] *= 0.125
+                part = next(part for part in ("group_scale", "row_scale", "w") if part in held[name])
+                held[name][part] *= 0.125
+        made.append(held)
+        want = want + (want @ dense["qkv"].T)[:, :2048] @ dense["o"].T
+        gate, up = (want @ dense["gate_up"].T).chunk(2, -1)
+        want = want + (F.silu(gate) * up) @ dense["down"].T
+
+    def run(overlap: bool) -> None:
+        x.copy_(first)
+        for held in made:
+            launch(shapes["qkv"], x, qkv, operands=held["qkv"], overlap=overlap)
+            launch(shapes["o"], qkv[:, :2048], x, operands=held["o"], residual=x, overlap=overlap)
+            launch(shapes["gate_up"], x, act, operands=held["gate_up"], overlap=overlap)
+            launch(shapes["down"], act, x, operands=held["down"], residual=x, overlap=overlap)
+
+    found: dict[str, float] = {}
+    results = []
+    for name, overlap in (("us", False), ("overlapped_us", True)):
+        found[name] = round(microseconds([lambda: run(overlap)]) / layers, 2)
+        results.append(x.clone())
+    found["error"] = float((x.double() - want).norm() / want.norm())
+    if not torch.equal(*results) or found["error"] > 0.05:
+        raise AssertionError(found)
+    return found
+
+
 def plain(x: torch.Tensor, norms: list[torch.Tensor], made: list[Any]) -> torch.Tensor:
     from phyai.facts import Facts
     from phyai_backend_cuda.triton_rows import elementwise
@@ -260,4 +308,5 @@ def ahead(pool: Any) -> None:
 
 
 if __name__ == "__main__":
-    main_of(argparse.ArgumentParser(description=__doc__), {"check": check, "times": times, "chain": chain}, ahead)
+    parts = {"check": check, "times": times, "chain": chain, "layer": layer}
+    main_of(argparse.ArgumentParser(description=__doc__), parts, ahead)
