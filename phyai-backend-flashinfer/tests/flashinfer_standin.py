@@ -129,8 +129,7 @@ def mm_bf16(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor, out_dtype: torch.dtype,
     backend: str,
 ) -> torch.Tensor:  # fmt: skip
-    """gemm/gemm_base.py: ``_check_mm_bf16_problem_size``, ``_cublaslt_mm_bf16_requirement``,
-    ``_tinygemm_mm_bf16_requirement``"""
+    """gemm/gemm_base.py: ``_check_mm_bf16_problem_size``, and ``_cublaslt_mm_bf16_requirement`` and its like"""
     assert a.dtype == b.dtype == torch.bfloat16
     assert a.is_contiguous()
     assert b.T.is_contiguous()
@@ -144,6 +143,11 @@ def mm_bf16(
         assert b.shape[1] % 16 == 0
         assert b.shape[0] % 64 == 0
         aligned(a, b.T, out)
+    elif backend == "cutlass":
+        assert bias is None
+        assert b.shape[0] % 8 == 0
+        assert b.shape[1] % (16 // out_dtype.itemsize) == 0
+        aligned(a, b.T, out)
     else:
         assert backend == "cublaslt"
         assert bias is None or out_dtype == torch.bfloat16
@@ -156,7 +160,7 @@ def bmm_fp8(
     out: torch.Tensor, backend: str,
 ) -> torch.Tensor:  # fmt: skip
     """gemm/gemm_base.py, csrc/bmm_fp8.cu, include/flashinfer/gemm/bmm_fp8.cuh"""
-    assert backend == "cublas"
+    assert backend in ("cublas", "cutlass")
     assert A.dtype in FP8
     assert B.dtype in FP8
     assert (A.dtype, B.dtype) != (torch.float8_e5m2, torch.float8_e5m2)
@@ -166,7 +170,9 @@ def bmm_fp8(
     assert B.transpose(1, 2).is_contiguous()
     assert out.is_contiguous()
     aligned(A, B.transpose(1, 2), out)
-    assert A.shape[2] % 16 == 0 == B.shape[2] % 16
+    assert A.shape[2] % 16 == 0
+    assert B.shape[2] % (16 if backend == "cublas" else 8) == 0
+    assert backend == "cublas" or A.dtype == B.dtype == torch.float8_e4m3fn
     for scale in (A_scale, B_scale):
         assert scale.dtype == torch.float32
         assert scale.shape == (1,)
@@ -195,12 +201,99 @@ def fp8_blockscale_gemm_sm90(
     return out.copy_(a @ (weight.double() * blocks).T)
 
 
+def gemm_fp8_nt_groupwise(
+    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, scale_major_mode: str, *,
+    out: torch.Tensor, backend: str,
+) -> torch.Tensor:  # fmt: skip
+    """gemm/gemm_base.py, include/flashinfer/gemm/gemm_groupwise_sm100.cuh, CUTLASS' ``Sm1xxBlockwiseScaleConfig``"""
+    (m, k), n = a.shape, len(b)
+    assert (scale_major_mode, backend) == ("K", "cutlass")
+    assert m % 4 == 0  # "should be padded to a multiple of 4"
+    assert a.dtype == b.dtype == torch.float8_e4m3fn
+    assert out.dtype in HALF
+    assert a_scale.dtype == b_scale.dtype == torch.float32
+    assert a_scale.shape == (m, -(-k // 128))
+    assert b_scale.shape == (-(-n // 128), -(-k // 128))
+    for tensor in (a, b, a_scale, b_scale, out):
+        assert tensor.is_contiguous()
+    aligned(a, b, out)
+    wide = [t.double().repeat_interleave(128, 1)[:, :k] for t in (a_scale, b_scale)]
+    return out.copy_((a.double() * wide[0]) @ (b.double() * wide[1].repeat_interleave(128, 0)[:n]).T)
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+
+
+def scale_places(rows: int, groups: int) -> torch.Tensor:
+    """``get_sf_out_offset_128x4`` of TensorRT-LLM's quantization_utils.cuh, for every scale."""
+    m, g, tiles = torch.arange(rows)[:, None], torch.arange(groups)[None], -(-groups // 4)
+    return (m // 128 * tiles + g // 4) * 512 + m % 32 * 16 + m % 128 // 32 * 4 + g % 4
+
+
+def e2m1_values(packed: torch.Tensor) -> torch.Tensor:
+    """Two values a byte, the first in its low half."""
+    return E2M1[torch.stack((packed & 15, packed >> 4), -1).flatten(1).long()]
+
+
+def mm_fp4(
+    a: torch.Tensor, b: torch.Tensor, a_descale: torch.Tensor, b_descale: torch.Tensor, alpha: torch.Tensor,
+    *, out_dtype: torch.dtype, out: torch.Tensor, backend: str,
+) -> torch.Tensor:  # fmt: skip
+    """gemm/gemm_base.py, csrc/fp4_gemm_cutlass.cu"""
+    b, b_descale = b.T, b_descale.T
+    (m, n), k = (len(a), len(b)), a.shape[1] * 2
+    assert backend == "cutlass"
+    assert k % 32 == 0 == n % 32
+    assert a.dtype == b.dtype == a_descale.dtype == b_descale.dtype == torch.uint8
+    assert alpha.dtype == torch.float32
+    assert alpha.numel() == 1
+    assert out.dtype == out_dtype
+    assert out.shape == (m, n)
+    for tensor in (a, b, a_descale, b_descale, out):
+        assert tensor.is_contiguous()
+    aligned(a, b, out)
+    wide = []
+    for codes, scales in ((a, a_descale), (b, b_descale)):
+        assert scales.numel() == -(-len(codes) // 128) * 128 * -(-k // 64) * 4
+        linear = scales.flatten()[scale_places(len(codes), k // 16)].view(torch.float8_e4m3fn)
+        wide.append(e2m1_values(codes) * linear.double().repeat_interleave(16, 1))
+    return out.copy_(wide[0] @ wide[1].T * alpha)
+
+
+def mm_bf16_fp4(
+    a: torch.Tensor, b: torch.Tensor, b_descale: torch.Tensor, alpha: torch.Tensor, *, backend: str,
+    out_dtype: torch.dtype, out: torch.Tensor, enable_pdl: bool,
+) -> torch.Tensor:  # fmt: skip
+    """gemm/gemm_bf16_fp4.py, ``_validate_blackwell_bf16_fp4`` of gemm/gemm_bf16_fp4_blackwell.py"""
+    (m, k), n = a.shape, len(b)
+    assert backend == "blackwell-native"
+    assert a.dtype == torch.bfloat16
+    assert k % 16 == 0
+    assert b.dtype == torch.uint8
+    assert b.shape == (n, k // 2)
+    assert b_descale.dtype == torch.float8_e4m3fn
+    assert b_descale.shape == (n, k // 16)
+    assert out.dtype == out_dtype
+    assert out_dtype in HALF
+    assert out.shape == (m, n)
+    assert alpha.dtype == torch.float32
+    assert alpha.shape == (1,)
+    for tensor in (a, b, b_descale, out, alpha):
+        assert tensor.is_contiguous()
+    weight = e2m1_values(b) * b_descale.double().repeat_interleave(16, 1)
+    return out.copy_(a.double() @ weight.T * alpha)
+
+
 def modules() -> dict[str, ModuleType]:
     """What is imported in the library's place."""
     flashinfer, norm, gemm = (ModuleType(f"flashinfer{name}") for name in ("", ".norm", ".gemm"))
-    for call in (single_prefill_with_kv_cache, BatchPrefillWithRaggedKVCacheWrapper, append_paged_kv_cache, mm_bf16,
-                 bmm_fp8):  # fmt: skip
-        setattr(flashinfer, call.__name__, call)
-    norm.layernorm = layernorm  # type: ignore[attr-defined]
-    gemm.fp8_blockscale_gemm_sm90 = fp8_blockscale_gemm_sm90  # type: ignore[attr-defined]
-    return {"flashinfer": flashinfer, "flashinfer.norm": norm, "flashinfer.gemm": gemm}
+    calls = {
+        flashinfer: (single_prefill_with_kv_cache, BatchPrefillWithRaggedKVCacheWrapper, append_paged_kv_cache,
+                     mm_bf16, bmm_fp8, mm_fp4),
+        norm: (layernorm,),
+        gemm: (fp8_blockscale_gemm_sm90, gemm_fp8_nt_groupwise, mm_bf16_fp4),
+    }  # fmt: skip
+    for module, theirs in calls.items():
+        for call in theirs:
+            setattr(module, call.__name__, call)
+    return {module.__name__: module for module in calls}

@@ -32,27 +32,6 @@ def on(device: str, changes: Mapping[str, Any] = {}, version: str | None = "0.7.
     return facts.replace({"lib.flashinfer": version, **EXPERT, **changes})
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
-def test_without_the_library_a_row_says_so(kernel: Kernel) -> None:
-    reason = kernel.when.why_not(on("h200", version=None))
-    assert reason is not None
-    assert "flashinfer" in reason
-
-
-@pytest.mark.parametrize(
-    ("variant", "device", "takes"),
-    [
-        ("fa2", "h200", True),
-        ("fa3", "h200", True),
-        ("fa2", "a100", True),
-        ("fa3", "a100", False),
-        ("fa3", "b200", False),
-    ],
-)
-def test_fa3_is_hoppers(variant: str, device: str, takes: bool) -> None:
-    assert BY_ID[f"flashinfer.attention_paged.{variant}"].when.holds(on(device)) == takes
-
-
 @pytest.mark.parametrize(("head_dim", "takes"), [(64, True), (72, False), (128, True), (256, True), (512, False)])
 def test_head_sizes(head_dim: int, takes: bool) -> None:
     when = BY_ID["flashinfer.attention_paged.fa2"].when
