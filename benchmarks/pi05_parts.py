@@ -12,6 +12,7 @@ import torch
 from phyai.catalog import Catalog
 from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig, RuntimeConfig
 from phyai.policy import Policy
+from phyai_models.bench.made_up import random_inputs
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.hosted import RandomCheckpoint
 from phyai_models.pi.inputs import Inputs
@@ -58,14 +59,6 @@ def engine_of(given: argparse.Namespace, policy: Policy, catalog: Catalog, **run
     return Engine(EngineArgs("pi05", PI05Args(weights), config), policy=policy, catalog=catalog)
 
 
-def inputs_of(config: PiConfig, given: argparse.Namespace, g: torch.Generator) -> Inputs:
-    """A random batch, all prompt tokens valid."""
-    batch, size = given.batch, config.vision.image_size
-    return Inputs(
-        images=torch.rand(batch, given.cameras, 3, size, size, generator=g) * 2 - 1,
-        camera_mask=torch.ones(batch, given.cameras, dtype=torch.bool),
-        tokens=torch.randint(0, config.vocab_size, (batch, given.prompt_tokens), generator=g),
-        token_mask=torch.ones(batch, given.prompt_tokens, dtype=torch.bool),
-        state=torch.rand(batch, config.max_state_dim, generator=g) * 2 - 1,
-        noise=torch.randn(batch, config.chunk_size, config.max_action_dim, generator=g),
-    )
+def inputs_of(config: PiConfig, given: argparse.Namespace, generator: torch.Generator) -> Inputs:
+    sizes = {"batch": given.batch, "cameras": given.cameras, "prompt": given.prompt_tokens}
+    return random_inputs(config, generator, **sizes)

@@ -17,6 +17,7 @@ from phyai.facts import canonical_dtype
 from phyai_models.bench.baseline import TimeBoxError, make_baseline, plain_model, worst_cosine
 from phyai_models.bench.ceilings import measure_ceilings
 from phyai_models.bench.floor import Case, Ceilings, Work, floor_seconds
+from phyai_models.bench.made_up import random_inputs
 from phyai_models.bench.timeline import draw
 from phyai_models.bench.timing import Timing, time_device, time_wall
 from phyai_models.bench.where import StageProfile, profile_stage
@@ -218,16 +219,8 @@ class _Bench:
 
     def inputs(self) -> Inputs:
         """A random batch."""
-        options, config, g = self.options, self.config, self.generator
-        size, batch = config.vision.image_size, options.batch
-        return Inputs(
-            images=torch.rand(batch, self.cameras, 3, size, size, generator=g) * 2 - 1,
-            camera_mask=torch.ones(batch, self.cameras, dtype=torch.bool),
-            tokens=torch.randint(0, config.vocab_size, (batch, self.prompt), generator=g),
-            token_mask=torch.ones(batch, self.prompt, dtype=torch.bool),
-            state=torch.rand(batch, config.max_state_dim, generator=g) * 2 - 1,
-            noise=torch.randn(batch, config.chunk_size, config.max_action_dim, generator=g),
-        )
+        sizes = {"batch": self.options.batch, "cameras": self.cameras, "prompt": self.prompt}
+        return random_inputs(self.config, self.generator, **sizes)
 
     def shorter(self, inputs: Inputs) -> Inputs:
         """The same with one prompt token less."""

@@ -1,0 +1,21 @@
+"""Requests with made-up content, whose sizes are what matters."""
+
+from __future__ import annotations
+
+import torch
+
+from phyai_models.pi.config import PiConfig
+from phyai_models.pi.inputs import Inputs
+
+
+def random_inputs(config: PiConfig, generator: torch.Generator, *, batch: int, cameras: int, prompt: int) -> Inputs:
+    """``batch`` requests with ``cameras`` images and ``prompt`` tokens each, all of them valid."""
+    size = config.vision.image_size
+    return Inputs(
+        images=torch.rand(batch, cameras, 3, size, size, generator=generator) * 2 - 1,
+        camera_mask=torch.ones(batch, cameras, dtype=torch.bool),
+        tokens=torch.randint(0, config.vocab_size, (batch, prompt), generator=generator),
+        token_mask=torch.ones(batch, prompt, dtype=torch.bool),
+        state=torch.rand(batch, config.max_state_dim, generator=generator) * 2 - 1,
+        noise=torch.randn(batch, config.chunk_size, config.max_action_dim, generator=generator),
+    )
