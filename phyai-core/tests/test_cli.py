@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
@@ -199,6 +201,54 @@ def run_raising(monkeypatch, phyai, error: BaseException) -> Result:
 
     monkeypatch.setattr("phyai.cli.ops.main", raising)
     return phyai("ops")
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+import phyai.cli.ops
+from phyai.cli import main
+from phyai.files.replacing import replacing
+
+def slow(args, context):
+    with replacing(Path(sys.argv[1])):
+        print("ready", flush=True)
+        time.sleep(60)
+
+phyai.cli.ops.main = slow
+sys.exit(main(["ops"]))
+"""
+
+
+def test_sigterm_unwinds_and_leaves_nothing_half_written(tmp_path):
+    command = [sys.executable, "-c", SLOW, str(tmp_path / "a")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        assert len(list(tmp_path.iterdir())) == 1
+        process.terminate()
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == Exit.STOPPED
+    assert err == "phyai: stopped by SIGTERM\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_handles_sigterm_keeps_doing_so(phyai):
+    def mine(*_):
+        pass
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        assert phyai("ops").status == Exit.OK
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert phyai("ops").status == Exit.OK
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_command_runs_in_any_thread(phyai):
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(phyai, "ops").result().status == Exit.OK
 
 
 def test_an_unforeseen_error_is_status_3_without_a_traceback(monkeypatch, phyai):

@@ -145,6 +145,13 @@ def test_a_folder_that_exists_is_not_overwritten(tmp_path):
         write_quantized(source, policy({"weight": "mxfp4"}, "name: up_proj"), tmp_path / "out")
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path, monkeypatch):
+    source = small(tmp_path / "source")
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(CheckpointError, match=rf"above/out cannot be written: {tmp_path} is not writable"):
+        write_quantized(source, policy({"weight": "mxfp4"}, "name: up_proj"), tmp_path / "above" / "out")
+
+
 def test_a_failure_leaves_nothing_behind(tmp_path):
     source = small(tmp_path / "source")
     state = load_file(source / "model.safetensors")

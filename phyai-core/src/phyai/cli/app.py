@@ -8,7 +8,9 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -41,7 +43,10 @@ def main(
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character still shows the rest
             stream.reconfigure(errors="backslashreplace")
     try:
-        with contextlib.redirect_stdout(context.stdout), contextlib.redirect_stderr(context.stderr), _log_to(context):
+        with (
+            contextlib.redirect_stdout(context.stdout), contextlib.redirect_stderr(context.stderr), _log_to(context),
+            _stoppable(),
+        ):  # fmt: skip
             status = _guarded(arguments, context)
             context.stdout.flush()
     except BrokenPipeError:
@@ -61,6 +66,9 @@ def _guarded(arguments: list[str], context: Context) -> int:
     except KeyboardInterrupt:
         context.note("phyai: interrupted")
         return Exit.INTERRUPTED
+    except _Stopped:
+        context.note("phyai: stopped by SIGTERM")
+        return Exit.STOPPED
     except PhyAIError as error:
         _report(context, error, str(error))
         return Exit.USAGE if isinstance(error, UsageError) else Exit.REFUSED
@@ -144,6 +152,32 @@ def _debug_wanted(env: Mapping[str, str]) -> bool:
     if value in ("", "0", "false", "no", "off"):
         return False
     raise PhyAIError(f"PHYAI_DEBUG={env['PHYAI_DEBUG']!r} is neither 1 nor 0")
+
+
+class _Stopped(BaseException):
+    """SIGTERM came."""
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM unwind as Ctrl-C does, so that what is half written goes; a second one ends the process at once.
+
+    Where somebody else handles it, or this is not the main thread, everything stays as it is.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise _Stopped
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -50,6 +50,7 @@ class Exit(enum.IntEnum):
     INTERNAL = 3  #: a defect of PhyAI or of a plug-in
     INTERRUPTED = 130  #: Ctrl-C
     BROKEN_PIPE = 141  #: whoever read the output stopped reading
+    STOPPED = 143  #: SIGTERM
 
 
 class UsageError(PhyAIError):

@@ -10,7 +10,7 @@ from phyai.plugins.hooks import Command
 
 EXIT_STATUSES = """
 exit status: 0 done; 1 a problem was found or the request was refused; 2 wrong command line; 3 a defect of PhyAI or of a
-plug-in; 130 interrupted; 141 the reader of the output went away
+plug-in; 130 interrupted; 141 the reader of the output went away; 143 stopped by SIGTERM
 
 environment: PHYAI_KERNEL_CONFIG (policy file), PHYAI_KERNEL_PROFILE (static, autotune), PHYAI_KERNEL_TUNE_DIR (tuning
 stores), PHYAI_DISABLE_PLUGINS (a,b), PHYAI_DEBUG (1 prints tracebacks), NO_COLOR, COLUMNS

@@ -7,8 +7,6 @@ Names(name='my_fast', distribution='phyai-backend-my-fast', package='phyai_backe
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -17,6 +15,7 @@ from pathlib import Path
 import attrs
 
 from phyai.errors import PhyAIError
+from phyai.files.replacing import filling
 
 #: The licenses to choose from, by their SPDX names.
 LICENSES = ("Apache-2.0", "MIT", "BSD-3-Clause")
@@ -70,17 +69,11 @@ def write_backend(target: Path, named: Names, *, license: str, author: str, year
         "NAME": named.name, "DISTRIBUTION": named.distribution, "PACKAGE": named.package,
         "LICENSE": license, "AUTHOR": author, "YEAR": str(year), "CORE": core,
     }  # fmt: skip
-    half = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+    with filling(target) as folder:
         for path, text in _files(license, named.package):
-            file = half / path
+            file = folder / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(_filled(text, values), encoding="utf-8")
-        half.chmod(0o755)
-        half.rename(target)
-    except BaseException:
-        shutil.rmtree(half, ignore_errors=True)
-        raise
     return sorted(path for path in target.rglob("*") if path.is_file())
 
 

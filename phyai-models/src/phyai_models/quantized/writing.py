@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from phyai.catalog import Catalog
 from phyai.engine.plugin import study_of
 from phyai.errors import CheckpointError
+from phyai.files.replacing import filling
 from phyai.files.safetensors_file import TensorInfo
 from phyai.plugins import discover
 from phyai.policy import Policy
@@ -26,7 +28,7 @@ from phyai.quant.weight import QuantizedWeight
 
 from phyai_models.weights import Checkpoint
 from phyai_models.weights.checkpoint import INDEX, SINGLE
-from phyai_models.weights.writer import SafetensorsWriter, free_name
+from phyai_models.weights.writer import SafetensorsWriter
 
 #: Called with a layer's name in the checkpoint, its original weight (a reader of rows) and the quantized one.
 Observe = Callable[[str, Callable[[int, int], torch.Tensor], QuantizedWeight], None]
@@ -79,18 +81,13 @@ def write_quantized(
     plan = plan_from_policy(policy.quantization)
     chosen, kept = plan_writing(source, policy, out, catalog or discover())
     checkpoint = Checkpoint.open(source)
-    partial = free_name(out)
-    try:
-        total = sum(info.nbytes for info in checkpoint.tensors.values())
-        job = _Job(checkpoint, total, chosen, plan.method or "rtn", progress, observe)
-        layers = job.write(partial)
-        _copy_others(source, partial)
-        _write_config(source, partial, chosen, kept)
-        _verify(partial, chosen)
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    total = sum(info.nbytes for info in checkpoint.tensors.values())
+    job = _Job(checkpoint, total, chosen, plan.method or "rtn", progress, observe)
+    with filling(out) as folder:
+        layers = job.write(folder)
+        _copy_others(source, folder)
+        _write_config(source, folder, chosen, kept)
+        _verify(folder, chosen)
     return Written(out, layers, kept, total, job.nbytes)
 
 
@@ -114,6 +111,9 @@ def plan_writing(
     """
     if Path(out).exists():
         raise CheckpointError(f"{out} exists and is not overwritten; give a new folder, or remove it first")
+    above = next(folder for folder in Path(out).absolute().parents if folder.exists())
+    if not os.access(above, os.W_OK):
+        raise CheckpointError(f"{out} cannot be written: {above} is not writable")
     return choose(Path(checkpoint_dir), plan_from_policy(policy.quantization), catalog)
 
 

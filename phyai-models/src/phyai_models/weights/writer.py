@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -107,11 +106,3 @@ def _copy(source: IO[bytes], entry: _Entry, out: IO[bytes]) -> None:
             raise CheckpointError(f"{entry.path or 'the spool'} ended while {entry.name} was copied")
         out.write(block)
         left -= len(block)
-
-
-def free_name(path: Path) -> Path:
-    """A new folder beside ``path`` to fill before it takes that name."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    return partial
