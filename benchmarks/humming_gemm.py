@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from humming_plan import M, Unit, count, units
+from phyai.files.replacing import replacing
 
 #: Seconds without a sign of life after which the measuring process is taken to hang.
 PATIENCE = 120.0
@@ -151,9 +152,8 @@ def save(out: Path, wanted: Sequence[Unit], events: Path, problems: Sequence[str
         "unfinished": [u.name for u in wanted if u.name in begun - ended],
         "results": results,
     }  # fmt: skip
-    partial = out.with_name(f".{out.name}.partial")
-    partial.write_text(json.dumps(report, indent=1) + "\n")
-    os.replace(partial, out)
+    with replacing(out) as file:
+        file.write((json.dumps(report, indent=1) + "\n").encode())
     return report
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 import torch
 
@@ -12,37 +13,61 @@ from phyai_models.layers.scope import Scope
 from phyai_models.weights import TensorSpec, WeightSource
 
 
-class RMSNorm(Layer):
-    """Gemma's RMS normalization: ``x / rms(x) * (1 + weight)`` over the last dimension.
+class _Norm(Layer):
+    """A normalization over the last dimension, by vectors of its size.
 
     With ``add`` it is called with ``x`` and a ``residual``: it adds ``x`` to that, in place, and normalizes the sum.
     """
 
-    def __init__(self, scope: Scope, width: int, eps: float, *, add: bool = False) -> None:
+    op: ClassVar[str]
+    vectors: ClassVar[tuple[str, ...]]
+
+    def __init__(self, scope: Scope, width: int, attrs: Mapping[str, float], *, add: bool) -> None:
         self.scope = scope
         self.width = width
-        self.attrs = {"eps": eps, "offset": 1}
+        self.attrs = attrs
         self.add = add
 
     def tensors(self) -> Iterator[TensorSpec]:
-        yield TensorSpec(f"{self.scope.source}.weight", (self.width,))
+        for name in self.vectors:
+            yield TensorSpec(f"{self.scope.source}.{name}", (self.width,))
 
     def read(self, source: WeightSource) -> dict[str, torch.Tensor]:
-        weight = self.scope.empty(self.width, dtype=self.scope.norm_dtype)
-        source.take(f"{self.scope.source}.weight", weight)
-        return {"weight": weight}
+        weights = {}
+        for name in self.vectors:
+            weights[name] = self.scope.empty(self.width, dtype=self.scope.norm_dtype)
+            source.take(f"{self.scope.source}.{name}", weights[name])
+        return weights
 
     def refresh(self, source: WeightSource) -> None:
         self.norm.refresh(self.read(source))
 
     def load(self, source: WeightSource) -> None:
         dtypes = dict.fromkeys(("x", "residual") if self.add else ("x",), self.scope.dtype)
-        op = "rms_norm_add" if self.add else "rms_norm"
+        op = f"{self.op}_add" if self.add else self.op
         self.norm = self.scope.bind(op, weights=self.read(source), attrs=self.attrs, dtypes=dtypes)
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.norm.run(*tensors)
         return y
+
+
+class RMSNorm(_Norm):
+    """Gemma's RMS normalization: ``x / rms(x) * (1 + weight)``."""
+
+    op, vectors = "rms_norm", ("weight",)
+
+    def __init__(self, scope: Scope, width: int, eps: float, *, add: bool = False) -> None:
+        super().__init__(scope, width, {"eps": eps, "offset": 1}, add=add)
+
+
+class LayerNorm(_Norm):
+    """Layer normalization with weight and bias."""
+
+    op, vectors = "layer_norm", ("weight", "bias")
+
+    def __init__(self, scope: Scope, width: int, eps: float, *, add: bool = False) -> None:
+        super().__init__(scope, width, {"eps": eps}, add=add)
 
 
 class AdaRMSNorm(Layer):
@@ -70,39 +95,3 @@ class AdaRMSNorm(Layer):
     def __call__(self, x: torch.Tensor, modulation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y, gate = self.norm.run(x, modulation)
         return y, gate
-
-
-class LayerNorm(Layer):
-    """Layer normalization with weight and bias over the last dimension.
-
-    With ``add`` it is called with ``x`` and a ``residual``: it adds ``x`` to that, in place, and normalizes the sum.
-    """
-
-    def __init__(self, scope: Scope, width: int, eps: float, *, add: bool = False) -> None:
-        self.scope = scope
-        self.width = width
-        self.eps = eps
-        self.add = add
-
-    def tensors(self) -> Iterator[TensorSpec]:
-        for name in ("weight", "bias"):
-            yield TensorSpec(f"{self.scope.source}.{name}", (self.width,))
-
-    def read(self, source: WeightSource) -> dict[str, torch.Tensor]:
-        weights = {}
-        for name in ("weight", "bias"):
-            weights[name] = self.scope.empty(self.width, dtype=self.scope.norm_dtype)
-            source.take(f"{self.scope.source}.{name}", weights[name])
-        return weights
-
-    def refresh(self, source: WeightSource) -> None:
-        self.norm.refresh(self.read(source))
-
-    def load(self, source: WeightSource) -> None:
-        dtypes = dict.fromkeys(("x", "residual") if self.add else ("x",), self.scope.dtype)
-        op = "layer_norm_add" if self.add else "layer_norm"
-        self.norm = self.scope.bind(op, weights=self.read(source), attrs={"eps": self.eps}, dtypes=dtypes)
-
-    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.norm.run(*tensors)
-        return y
