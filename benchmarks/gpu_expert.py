@@ -235,7 +235,7 @@ def time_torch(model: Model) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--variant", action="append", default=[], help="NAME=VALUE[,NAME=VALUE]: macros to time with")
     parser.add_argument("--check", action="store_true")

@@ -223,7 +223,7 @@ PARTS: Mapping[str, Callable[[Rows], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=list(PARTS))
     arguments = parser.parse_args()
