@@ -139,6 +139,17 @@ def test_actions_behind_a_fixed_row_and_a_layer_that_takes_time(
     assert torch.nn.functional.cosine_similarity(moved, want, dim=-1).min().item() > 0.9999
 
 
+@pytest.mark.parametrize("prefix", [20, 60, 998])
+def test_the_fixed_row_is_the_same_whatever_the_actions(prefix: int) -> None:
+    case = Case(10, 2, 1, prefix, fixed=True, embed=True)
+    rows = []
+    for _ in range(2):
+        case.run(torch.randn(10, AD, device="cuda"))
+        units = case.expert.tensors["obuf"].view(-1, 4, 8, 4, 2, 8)  # k-step, row tile, row, q, row + 8, bytes
+        rows.append(units[:, 0, :, :, 0].transpose(0, 1).clone())
+    assert [torch.equal(*row) for row in zip(*rows, strict=True)] == [True] + [False] * 7
+
+
 @pytest.mark.parametrize("pi0", [False, True], ids=["pi05", "pi0"])
 def test_the_same_bits_every_time(pi0: bool) -> None:
     case = Case(50, 3, 3, 700, fixed=pi0, embed=pi0)

@@ -118,6 +118,18 @@ def test_refresh_takes_new_weights_in_place(kernel: Kernel, spec: ArgSpec) -> No
     assert {name: t.data_ptr() for name, t in call.weights.items()} == addresses
 
 
+@pytest.mark.parametrize("name", [t.name for t in OPS["expert_steps"].tensors if t.kind in ("input", "weight")])
+def test_every_tensor_of_a_synthesized_expert_counts(name: str) -> None:
+    """What a call is checked with shows when a kernel drops an argument: more than the op's tolerance allows."""
+    op = OPS["expert_steps"]
+    spec = next(spec for spec in op.arg_specs if spec.name == "small.timed")
+    call, other = (synthesize(op, spec, dtype="fp32") for _ in range(2))
+    kind = other.inputs if name in other.inputs else other.weights
+    kind[name] = kind[name] - 1 if name == "lengths" else kind[name].zero_()
+    want, got = (compute(KERNELS["reference.expert_steps"], c)[0] for c in (call, other))
+    assert torch.linalg.norm(got - want) > op.tolerance["fp32"].relative_norm * torch.linalg.norm(want)
+
+
 def test_rows_that_a_condition_does_not_divide_are_an_error() -> None:
     spec = ArgSpec("uneven", {"M": 5, "R": 2, "D": 4})
     with pytest.raises(CallError, match="x has 5 rows, which 2 rows of the condition do not divide"):
