@@ -1,9 +1,10 @@
-"""The π0.5 expert as one persistent kernel: right against float32 torch, and timed beside torch's own kernels.
+"""The expert of π0.5 or π0 as one persistent kernel: right against float32 torch, and timed beside torch's own kernels.
 
-    python benchmarks/gpu_expert.py --out benchmarks/results/expert.json [--check] [--baseline]
+    python benchmarks/gpu_expert.py --out benchmarks/results/expert.json [--model pi0] [--check] [--baseline]
         [--variant ""] [--variant SLOTS=12] [--variant AHEAD=4] [--variant TRACE=200]
 
-Random weights at real size: 18 layers, 1024 wide, M = 50 queries over 968 + 50 keys, 10 steps; BF16.
+Random weights at real size: 18 layers, 1024 wide, 10 steps; BF16. π0.5: 50 rows over 968 + 50 keys. π0: 51 rows over
+816 + 51 keys, the first row fixed and blind to the others; norms without modulation, time among the tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from phyai_backend_cuda.expert.launch import ROWS, TILE, Expert
+from phyai_backend_cuda.expert.launch import ROWS, TILE, Embedding, Expert
 from phyai_backend_cuda.expert.tiles import unpack_tiles
 from phyai_backend_cuda.expert.weights import LayerWeights, attention_order, modulation_tables, qkv_order
 
@@ -25,18 +26,22 @@ MARKS = (
     "E wait", "E product", "E write parts", "E reduce",
 )  # fmt: skip
 #: Queries, layers, steps, prefix: one tile of keys to more than a round of them, the new keys in one tile or in two.
-CASES = ((50, 1, 1, 968), (50, 2, 2, 600), (10, 2, 2, 590), (50, 2, 2, 20), (50, 2, 1, 998), (50, 18, 10, 968))
+CASES = ((50, 1, 1, 968), (50, 2, 2, 600), (10, 2, 2, 590), (50, 2, 2, 20), (50, 2, 1, 998), (50, 2, 3, 60),
+         (50, 18, 10, 968))  # fmt: skip
+PREFIX = {"pi05": 968, "pi0": 816}
 D, H, HD, FF, AD, EPS = 1024, 8, 256, 4096, 32, 1e-6
 
 
 class Model:
-    """Random weights, tables and caches, and the expert's mathematics in float32."""
+    """Random weights, tables and caches, and the expert's mathematics in float32. ``pi0``: as π0's expert has them."""
 
-    def __init__(self, queries: int, layers: int, steps: int, prefix: int) -> None:
+    def __init__(self, queries: int, layers: int, steps: int, prefix: int, *, pi0: bool = False) -> None:
         def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
             return torch.randn(*shape, device="cuda") * scale
 
-        self.m, self.steps, self.prefix = queries, steps, prefix
+        self.queries, self.steps, self.prefix = queries, steps, prefix
+        self.front = int(pi0)
+        self.m = queries + self.front
         self.layers = [
             LayerWeights(
                 normal((H + 2) * HD, D, scale=D**-0.5).bfloat16(), normal(D, H * HD, scale=(H * HD) ** -0.5).bfloat16(),
@@ -46,6 +51,13 @@ class Model:
         ]  # fmt: skip
         self.attention, self.mlp = normal(steps, layers, 3 * D, scale=0.3), normal(steps, layers, 3 * D, scale=0.3)
         self.final = normal(steps, 3 * D, scale=0.3)
+        self.fixed, self.embedding = None, None
+        if pi0:
+            for table in (self.attention, self.mlp, self.final):
+                table[1:] = table[:1].clone()
+                table[..., D:] = torch.tensor([0.0, 1.0], device="cuda").repeat_interleave(D)
+            self.fixed = normal(1, D)
+            self.embedding = Embedding(normal(steps, D), normal(D, D, scale=D**-0.5), normal(D, scale=0.1))
         self.in_w, self.in_b = normal(D, AD, scale=AD**-0.5), normal(D, scale=0.1)
         self.out_w, self.out_b = normal(AD, D, scale=D**-0.5).bfloat16(), normal(AD, scale=0.1)
         self.keys = [normal(prefix, HD).bfloat16() for _ in range(layers)]
@@ -71,7 +83,9 @@ class Model:
         q, k, v = (y @ w.qkv.float().T).split((H * HD, HD, HD), -1)
         q, k = self.rope(q.view(self.m, H, HD)), self.rope(k.view(self.m, 1, HD))[:, 0]
         keys, values = torch.cat((self.keys[i].float(), k)), torch.cat((self.values[i].float(), v))
-        o = ((q.transpose(0, 1) @ keys.T) * HD**-0.5).softmax(-1) @ values
+        unseen = torch.zeros(self.m, len(keys), dtype=torch.bool, device="cuda")
+        unseen[: self.front, self.prefix + self.front :] = True
+        o = ((q.transpose(0, 1) @ keys.T) * HD**-0.5).masked_fill(unseen, -torch.inf).softmax(-1) @ values
         o = o.transpose(0, 1).reshape(self.m, -1)
         x = x + gate * (o @ w.o.float().T)
         y2, gate = self.norm(x, self.mlp[step, i])
@@ -86,9 +100,13 @@ class Model:
         a = actions.clone()
         for step in range(self.steps):
             x = a @ self.in_w.T + self.in_b
+            if self.embedding is not None:
+                seen["z"] = torch.nn.functional.silu(x + self.embedding.time[step])
+                x = seen["z"] @ self.embedding.weight.T + self.embedding.bias
+            x = x if self.fixed is None else torch.cat((self.fixed, x))
             for i in range(len(self.layers)):
                 x = self.layer(x, step, i, seen)
-            y, _ = self.norm(x, self.final[step])
+            y, _ = self.norm(x[self.front :], self.final[step])
             a = a + self.dt[step] * (y @ self.out_w.float().T + self.out_b)
         return a
 
@@ -96,8 +114,11 @@ class Model:
         tables = modulation_tables(self.layers, self.attention, self.mlp, self.final, self.out_w, self.out_b)
         expert = Expert(
             self.layers, tables, in_weight=self.in_w, in_bias=self.in_b, out_weight=self.out_w, dt=self.dt,
-            cos_sin=self.cos_sin, queries=self.m, capacity=1088, eps=EPS, defines=defines,
+            cos_sin=self.cos_sin, queries=self.queries, capacity=1088, eps=EPS, fixed=bool(self.front),
+            embedding=self.embedding, defines=defines,
         )  # fmt: skip
+        if self.fixed is not None:
+            expert.tensors["fixed"].copy_(self.fixed[0])
         expert.tensors["lengths"].copy_(torch.tensor([self.prefix, self.prefix]))
         expert.bind_cache(self.keys, self.values)
         return expert
@@ -159,7 +180,10 @@ def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor]) -> dict[
     fresh = t["fresh"].view(2, 2, ROWS, 2 * HD)[use & 1].view(torch.bfloat16)
     queries = t["qbuf"].view(2, H * 4 * TILE)[use & 1].view(torch.bfloat16).view(-1, 4, 8, 4, 2, 2, 2)
     queries = queries.permute(1, 4, 2, 0, 5, 3, 6).reshape(64, H, HD)[:m]
-    return {
+    before = {} if model.embedding is None else {
+        "z": error(fragments("zs", model.steps - 1)[model.front :], seen["z"])
+    }  # fmt: skip
+    return before | {
         "q": error(queries, seen["q"][..., order]), "k": error(fresh[0, :m], seen["k"][..., order]),
         "v": error(fresh[1, :m], seen["v"]),
         "k_prefix": error(cache("kbuf", [0, 1, 2, 3]), model.keys[last].float()[..., order]),
@@ -171,9 +195,9 @@ def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor]) -> dict[
     }  # fmt: skip
 
 
-def check(queries: int, layers: int, steps: int, prefix: int, defines: dict[str, int]) -> dict[str, Any]:
+def check(queries: int, layers: int, steps: int, prefix: int, pi0: bool, defines: dict[str, int]) -> dict[str, Any]:
     torch.manual_seed(queries + layers)
-    model = Model(queries, layers, steps, prefix)
+    model = Model(queries, layers, steps, prefix, pi0=pi0)
     expert = model.expert(defines)
     noise = torch.randn(queries, AD, device="cuda")
     expert.tensors["actions"].copy_(noise)
@@ -209,8 +233,9 @@ def time_variant(model: Model, defines: dict[str, int]) -> dict[str, Any]:
     want = model.reference(noise, {})
     result["actions_error"] = error(expert.tensors["actions"] - noise, want - noise)
     if defines.get("TRACE"):
-        marks = expert.tensors["trace"].flatten()[: 128 * defines["TRACE"]].view(128, -1)
-        whole = (defines["TRACE"] - 1) // len(MARKS) * len(MARKS)
+        embedding = 0 if model.embedding is None else 2  # marks of the product in front of the first layer
+        marks = expert.tensors["trace"].flatten()[: 128 * defines["TRACE"]].view(128, -1)[:, embedding:]
+        whole = (marks.shape[1] - 1) // len(MARKS) * len(MARKS)
         spans = (marks[:, 1:] - marks[:, :-1]).double()[:, len(MARKS) - 1 : whole - 1]  # the first ends "A wait"
         spans = spans.view(128, -1, len(MARKS)).mean(1)  # the first layer left out
         result["cycles_mean_max"] = {
@@ -237,11 +262,17 @@ def time_torch(model: Model) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", choices=tuple(PREFIX), default="pi05")
     parser.add_argument("--variant", action="append", default=[], help="NAME=VALUE[,NAME=VALUE]: macros to time with")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--baseline", action="store_true")
     arguments = parser.parse_args()
-    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    pi0, prefix = arguments.model == "pi0", PREFIX[arguments.model]
+    if pi0 and arguments.baseline:
+        parser.error("--baseline has π0.5's expert only")
+    report: dict[str, Any] = {
+        "model": arguments.model, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+    }  # fmt: skip
 
     def record(key: str, value: Any) -> None:
         report.setdefault(key, []).append(value)
@@ -251,9 +282,9 @@ def main() -> None:
     with torch.no_grad():
         if arguments.check:
             for case in CASES:
-                record("checks", check(*case, {}))
+                record("checks", check(*case, pi0, {}))
         torch.manual_seed(0)
-        model = Model(50, 18, 10, 968)
+        model = Model(50, 18, 10, prefix, pi0=pi0)
         weights = sum(t.nbytes for w in model.layers for t in (w.qkv, w.o, w.gate_up, w.down))
         report["floor_ms_weights_at_4.25TBs"] = weights * 10 / 4.25e9
         for variant in arguments.variant:
