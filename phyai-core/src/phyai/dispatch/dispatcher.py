@@ -14,21 +14,19 @@ from phyai.dispatch.binding import signature as describe
 from phyai.dispatch.binding import static_facts
 from phyai.dispatch.capture import capturing
 from phyai.dispatch.chain import Chain
-from phyai.dispatch.guard import PrepareFacts
+from phyai.dispatch.decider import Decider
 from phyai.dispatch.layouts import Layouts, Lowering, plain_quantized
 from phyai.dispatch.lent import Lent
-from phyai.dispatch.memo import Entry, Memo, Node, node_of
+from phyai.dispatch.memo import Entry, Memo, Node
 from phyai.dispatch.replacement import PolicyChange, replace
 from phyai.dispatch.report import Report, report_of
 from phyai.dispatch.resources import EngineResources
 from phyai.dispatch.site import Site
-from phyai.dispatch.told import Told
 from phyai.environment import Environment
-from phyai.errors import CallError, CaptureError, FrozenSiteError, PhyAIError
+from phyai.errors import CallError, CaptureError, FrozenSiteError
 from phyai.facts import Facts
 from phyai.kernel import Progress
 from phyai.policy import Policy
-from phyai.resolver import resolve
 
 
 class Watcher(Protocol):
@@ -89,8 +87,7 @@ class Dispatcher:
         self._is_capturing = is_capturing
         self._roots: list[Site] = []
         self._lock = threading.RLock()
-        self._told = Told(catalog, environment)
-        self._excluded: dict[str, str] = {}
+        self._decider = Decider(catalog, environment, lambda site, policy: Lent(self, site, policy))
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -161,7 +158,7 @@ class Dispatcher:
 
     def telling_together(self) -> AbstractContextManager[None]:
         """Within it, ops for which only reference kernels are left are logged in one line, at its end."""
-        return self._told.together()
+        return self._decider.told.together()
 
     # Deciding
 
@@ -172,41 +169,7 @@ class Dispatcher:
 
     def decide_in(self, site: Site, memo: Memo, facts: Facts, policy: Policy) -> Entry:
         """The same in any memo of the site, under any policy."""
-        node = self._noted(site, memo, facts, policy)
-        while True:
-            values = node.values(facts)
-            child = node.children.get(values)
-            if isinstance(child, Entry):
-                return child
-            if child is None:
-                try:
-                    child = node.children[values] = self._prepare(site, node, facts, policy)
-                except PhyAIError:
-                    raise  # a mistake in a declaration or a call, not a kernel that cannot run here
-                except Exception as error:
-                    failed = {**node.failed, node.kernel.id: f"{type(error).__name__}: {error}"}
-                    child = node.children[values] = self._node(site, facts, policy, failed)
-            if isinstance(child, Entry):
-                return child
-            node = child
-
-    def _prepare(self, site: Site, node: Node, facts: Facts, policy: Policy) -> Entry:
-        lent = Lent(self, site, policy)
-        guarded = PrepareFacts(facts, node.kernel, site.open)
-        prepared = node.kernel.load()(guarded, site.weights, node.decision.params, lent)
-        decision = node.decision
-        if decision.facts != facts:  # entries of one cell share the outcome; each shows the call that it was made for
-            parts = site.chained(policy)
-            decision = resolve(facts, self.catalog, policy, self.environment, failed=node.failed, parts=parts)
-        return Entry(decision, node.kernel, prepared, tuple(lent.made), node.failed)
-
-    def _node(self, site: Site, facts: Facts, policy: Policy, failed: Mapping[str, str]) -> Node:
-        failed = {**self._excluded, **failed}
-        parts = site.chained(policy)
-        decision = resolve(facts, self.catalog, policy, self.environment, failed=failed, parts=parts)
-        self._told.tell(decision)
-        self.catalog.observers.decision_made(decision)
-        return node_of(site, decision, failed)
+        return self._decider.entry(site, memo, facts, policy)
 
     def node(self, site: Site, facts: Facts) -> Node:
         """What is decided for a call of ``site`` with ``facts``, remembered, with nothing prepared for it.
@@ -214,14 +177,7 @@ class Dispatcher:
         Raises:
             NoKernelError: no kernel may run it.
         """
-        return self._noted(site, site.memo, facts, self.policy)
-
-    def _noted(self, site: Site, memo: Memo, facts: Facts, policy: Policy) -> Node:
-        cell = memo.cells(facts)
-        node = memo.nodes.get(cell)
-        if node is None:
-            node = memo.nodes[cell] = self._node(site, facts, policy, {})
-        return node
+        return self._decider.node(site, site.memo, facts, self.policy)
 
     def compile_ahead(self, progress: Progress | None = None) -> None:
         """Have compiled, side by side, what the sites would wait for one after the other when they are first called.
@@ -282,7 +238,7 @@ class Dispatcher:
         Graphs that contain one of those sites must be captured anew.
         """
         with self._lock:
-            self._excluded[kernel] = why
+            self._decider.excluded[kernel] = why
             for site in self.sites:
                 if any(entry.kernel.id == kernel for entry in site.memo.entries()):
                     site.forget()
