@@ -5,6 +5,9 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
+from phyai.catalog import Catalog
+from phyai.plugins import PluginState, PluginStatus
+
 #: A kernel that anyone can declare: no capability beyond the op.
 KERNEL = """
 from phyai.kernel import Capture, Kernel, Numerics
@@ -53,3 +56,20 @@ def write_distribution(
         f"[{group}]\n" + "".join(f"{entry} = {value}\n" for entry, value in entry_points.items())
     )
     return folder
+
+
+def found(catalog: Catalog, name: str) -> PluginStatus:
+    rows = [status for status in catalog.plugins if status.name == name]
+    assert len(rows) == 1, catalog.plugins
+    return rows[0]
+
+
+def assert_refused(catalog: Catalog, name: str, state: PluginState, *words: str) -> None:
+    """``name`` is a row in ``state`` that says ``words``; nothing of it is registered, the good plug-in still is."""
+    status = found(catalog, name)
+    assert status.state is state, status
+    for word in words:
+        assert word in f"{status.reason} | {status.advice}", status
+    assert not [kernel.id for kernel in catalog.kernels if kernel.backend == name]
+    assert catalog.kernel("good.layer_norm").op == "layer_norm"
+    assert found(catalog, "good").state is PluginState.READY

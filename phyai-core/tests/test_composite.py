@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from fake_calls import ACT, CPU, GEMM, MLP, REPRODUCIBLE, Fake, catalog, kernel, policy, rule
 from phyai.composite import part_facts
 from phyai.decision import Stage
 from phyai.dispatch import Dispatcher
@@ -15,9 +13,6 @@ from phyai.kernel import Band, Capture, Numerics, Prepared
 from phyai.policy import Layer
 from phyai.predicates import match
 from phyai.resolver import resolve
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_calls import ACT, CPU, GEMM, MLP, REPRODUCIBLE, Fake, catalog, kernel, policy, rule
 
 OPT, REF, SPEC = Band.OPTIMIZED, Band.REFERENCE, Band.SPECIALIZED
 CALL = Facts({"op": "mlp", "shape.M": 5, "shape.K": 64, "shape.I": 256, "shape.N": 32, "attrs.kind": "relu",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
-from pathlib import Path
 
 import attrs
 import pytest
+from fake_calls import CPU, GEMM, GPU, Fake, catalog, gemm_site, kernel, policy, rule, x
 from phyai.catalog import Catalog
 from phyai.decision import Stage
 from phyai.dispatch import Dispatcher
@@ -16,9 +15,6 @@ from phyai.errors import CallError, NoKernelError, UndeclaredFactError
 from phyai.kernel import Band, Prepared
 from phyai.op import Tensor
 from phyai.plugins.observers import Observers
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_calls import CPU, GEMM, GPU, Fake, catalog, gemm_site, kernel, policy, rule, x
 
 OPT = Band.OPTIMIZED
 

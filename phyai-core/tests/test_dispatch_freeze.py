@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import attrs
 import pytest
+from fake_calls import CPU, GEMM, Fake, catalog, gemm_site, kernel, policy, rule, x
 from phyai.dispatch import Dispatcher
 from phyai.errors import CallError, CaptureError, FrozenSiteError, NeedsReload, NoKernelError
 from phyai.facts import FactKind
 from phyai.kernel import Band, Capture, Prepared
 from phyai.op import Attr, Dim, Op, Tensor
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_calls import CPU, GEMM, Fake, catalog, gemm_site, kernel, policy, rule, x
 
 OPT = Band.OPTIMIZED
 LARGE = {"shape.M": ">64"}

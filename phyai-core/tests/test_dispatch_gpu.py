@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from fake_calls import catalog, kernel, policy
 from phyai.dispatch import Dispatcher
 from phyai.dispatch.capture import capturing
 from phyai.environment import Environment
 from phyai.errors import CaptureError
 from phyai.kernel import Band, Capture, Prepared
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_calls import catalog, kernel, policy
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+from fake_calls import CPU, Fake, catalog, gemm_site, kernel, policy, rule, x
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from phyai.dispatch import Dispatcher
@@ -12,9 +10,6 @@ from phyai.errors import FrozenSiteError, NoKernelError
 from phyai.kernel import Band, Prepared
 from phyai.predicates import match
 from phyai.resolver import resolve
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_calls import CPU, Fake, catalog, gemm_site, kernel, policy, rule, x
 
 NUMBERS = st.one_of(
     st.builds("{}{}".format, st.sampled_from(["<", "<=", ">", ">="]), st.integers(0, 40)),

@@ -6,15 +6,12 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import CancelledError
-from pathlib import Path
 
 import pytest
+from engine_models import EchoArgs, catalog
 from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig, EngineError, ModelPlugin
 from phyai.errors import CallError, DeclarationError, PolicyError
 from phyai.policy import default_policy
-
-sys.path.insert(0, str(Path(__file__).parent))
-from engine_models import EchoArgs, catalog
 
 
 def engine(config=None, **how):

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+from fake_calls import CPU, catalog, facts, kernel, policy
 from phyai.dispatch import Report
 from phyai.dispatch.report import SiteReport
 from phyai.engine.decisions import COLUMNS, cells, decision_rows
 from phyai.resolver import resolve
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_calls import CPU, catalog, facts, kernel, policy
 
 
 def decided(role, layer, kernels=("one.gemm",)):

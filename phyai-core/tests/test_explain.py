@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import html.parser
 import json
-import sys
-from pathlib import Path
 
 import attrs
 import pytest
+from fake_calls import ACT, CPU, GEMM, GPU, catalog, gemm_site, kernel, policy, rule, x
 from phyai.decision import Decision
 from phyai.dispatch import Dispatcher
 from phyai.environment import Environment
@@ -16,9 +15,6 @@ from phyai.errors import CallError
 from phyai.explain import complete, explain_call, to_html, to_text
 from phyai.kernel import Band
 from phyai.op import ArgSpec
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_calls import ACT, CPU, GEMM, GPU, catalog, gemm_site, kernel, policy, rule, x
 
 SPECS = (
     ArgSpec("vision.up", {"M": 768, "N": 4304, "K": 1152}, {"x": "fp32"}, facts={"role": "vision"}),

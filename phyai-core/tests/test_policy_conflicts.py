@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ from phyai.errors import PolicyError
 from phyai.policy import load_policy, parse_policy
 from phyai.policy._overlap import may_overlap
 from phyai.predicates import Signature, intersect, match
-
-sys.path.insert(0, str(Path(__file__).parent))
 from policy_catalogs import small_catalog
 
 CASES = Path(__file__).parent / "data" / "policies"

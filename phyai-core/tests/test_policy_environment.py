@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from phyai.errors import PolicyError
 from phyai.policy import default_policy, policy_from_environment
-
-sys.path.insert(0, str(Path(__file__).parent))
 from policy_catalogs import small_catalog
 
 ONE = """\

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import random
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
 from policy_catalogs import small_catalog
 
 CASES = Path(__file__).parent / "data" / "policies"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from phyai.engine import ModelPlugin
 from phyai.errors import PolicyError
 from phyai.policy import Layer, NumericsDemand, Restriction, load_policy, parse_policy
 from phyai.predicates import match
-
-sys.path.insert(0, str(Path(__file__).parent))
 from policy_catalogs import small_catalog
 
 CASES = Path(__file__).parent / "data" / "policies"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ from hypothesis import strategies as st
 from phyai.errors import PolicyError
 from phyai.policy import Layer, Policy, Rule, load_policy, parse_policy, update_rules
 from phyai.predicates import match
-
-sys.path.insert(0, str(Path(__file__).parent))
 from policy_catalogs import small_catalog
 
 CASES = Path(__file__).parent / "data" / "policies"

@@ -2,16 +2,12 @@
 
 import itertools
 import random
-import sys
-from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from phyai.predicates import FALSE, TRUE, MemoKey, Partition, all_of, any_of, match, none_of
 from phyai.predicates._globs import compile_glob
 from phyai.predicates._names import find_name
-
-sys.path.insert(0, str(Path(__file__).parent))
 from predicate_domains import DOMAINS, VALUES, VOCABULARY, calls, mappings
 
 predicates = mappings().map(lambda m: match(m, VOCABULARY))

@@ -1,8 +1,6 @@
 """The intersection against brute force over small domains, exact both ways."""
 
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +8,6 @@ from hypothesis import strategies as st
 from phyai.facts import FactKind, Facts
 from phyai.op import Attr, Dim, Op, Tensor
 from phyai.predicates import FALSE, TRUE, Signature, all_of, any_of, intersect, match, none_of
-
-sys.path.insert(0, str(Path(__file__).parent))
 from predicate_domains import VALUES, VOCABULARY, calls, mappings, narrowed
 
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from fake_calls import CPU, GPU, OVERRIDE, REPRODUCIBLE, catalog, facts, kernel, policy, rule
 from phyai.decision import Decision, Stage
 from phyai.errors import AmbiguousKernelError, DeclarationError, NoKernelError
 from phyai.kernel import Band, Capture, Numerics, Param
 from phyai.policy import Layer, NumericsDemand, parse_policy
 from phyai.predicates import match
 from phyai.resolver import resolve
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_calls import CPU, GPU, OVERRIDE, REPRODUCIBLE, catalog, facts, kernel, policy, rule
 
 SLOPPY = Numerics(reproducible=False)
 OPT, REF = Band.OPTIMIZED, Band.REFERENCE

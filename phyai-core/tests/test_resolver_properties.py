@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import attrs
+from fake_calls import GPU, REPRODUCIBLE, catalog, facts, kernel, policy, rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from phyai.decision import Decision
@@ -15,9 +14,6 @@ from phyai.kernel import Band, Capture, Numerics
 from phyai.policy import Layer
 from phyai.predicates import match
 from phyai.resolver import resolve
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_calls import GPU, REPRODUCIBLE, catalog, facts, kernel, policy, rule
 
 IDS = ["a.gemm.0", "a.gemm.1", "b.gemm", "c.gemm", "r.gemm"]
 PATTERNS = st.sampled_from([*IDS, "a.*", "*.gemm", "absent.gemm"])

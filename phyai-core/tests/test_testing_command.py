@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ from phyai.cli import main
 from phyai.cli.command import Exit
 from phyai.errors import PhyAIError
 from phyai.scaffold import LICENSES, names, write_backend
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 def command(*argv: str, catalog=None) -> tuple[int, str, str]:

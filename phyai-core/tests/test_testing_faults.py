@@ -10,10 +10,7 @@ torch = pytest.importorskip("torch", reason="the kit compares tensors")
 pytest.importorskip("phyai_backend_reference", reason="the kit compares with the reference")
 pytest.importorskip("hypothesis", reason="the kit draws calls with it")
 
-import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
 
-sys.path.insert(0, str(Path(__file__).parent))
 import faulty_backend as faulty  # noqa: E402
 from phyai.kernel import Param  # noqa: E402
 from phyai.ops.expert_steps.inputs import behind_prefixes  # noqa: E402

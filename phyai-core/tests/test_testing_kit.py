@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import attrs
 import pytest
@@ -18,11 +17,9 @@ torch = pytest.importorskip("torch", reason="the kit compares tensors")
 pytest.importorskip("phyai_backend_reference", reason="the kit compares with the reference")
 pytest.importorskip("hypothesis", reason="the kit draws calls with it")
 
+import faulty_backend as faulty  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parent))
-import faulty_backend as faulty  # noqa: E402
 from phyai.quant.formats import QuantFormat  # noqa: E402
 from phyai.quant.realize import dequantize  # noqa: E402
 from phyai.quant.realize.bits import pack_bits, unpack_bits  # noqa: E402

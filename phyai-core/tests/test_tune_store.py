@@ -20,8 +20,6 @@ from phyai.environment import Device
 from phyai.tune import Measurement, Store, TuneError
 from phyai.tune.record import Result
 from phyai.tune.store import MAX_HISTORY, SCHEMA, default_directory, file_name, merge
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tune_world import measurement
 
 measurements = st.builds(
