@@ -7,18 +7,17 @@ What is known is not measured again, unless the machine, a library or a kernel's
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phyai.cli.command import Context, Exit, UsageError
+from phyai.cli.tuned import report_differences, report_outcome, report_repeats, report_store
 from phyai.errors import PhyAIError
 
 if TYPE_CHECKING:
     from phyai.policy import Policy
-    from phyai.tune import Measurement, Outcome, Store, TuningLayer
-    from phyai.tune.compare import Difference, Spread
+    from phyai.tune import Outcome, Store, TuningLayer
 
 EXAMPLES = """
   phyai tune pi05 --checkpoint DIR
@@ -79,11 +78,11 @@ def main(args: argparse.Namespace, context: Context) -> int:
     layer = outcomes[-1].layer if outcomes else _stored(args, context, policy, store)
     answer: dict[str, Any] = {"store": str(store.path)}
     if outcomes:
-        _report_outcome(outcomes[-1], context, answer)
+        report_outcome(outcomes[-1], context, answer)
     if args.repeat > 1:
-        _report_repeats(outcomes, context, answer)
+        report_repeats(outcomes, context, answer)
     if args.show:
-        _show(store, layer, context, answer)
+        report_store(store, layer, context, answer)
     if args.write:
         _write(args, context, layer, answer)
     if context.json:
@@ -163,100 +162,6 @@ def _model(args: argparse.Namespace, context: Context, policy: Policy, store: St
         return outcome
 
 
-def _report_outcome(outcome: Outcome, context: Context, answer: dict[str, Any]) -> None:
-    from phyai.tune.compare import lead
-    from phyai.tune.key import CallKey
-    from phyai.tune.layer import rule_id
-
-    rows, data = [], []
-    for chosen in outcome.layer.chosen:
-        m, choice = chosen.measurement, chosen.choice
-        ahead, noise = lead(m, choice)
-        name = rule_id(CallKey(m.op, m.facts, m.bucket))
-        verdict = "faster" if choice.changed else "stays"
-        shown = f"{choice.gain:.2f}x" if choice.changed else "–"
-        rows.append((name, choice.winner, verdict, shown, m.results[choice.winner].shown(), m.method))
-        data.append(
-            {"rule": name, "key": m.key, "kernel": choice.winner, "incumbent": choice.incumbent, "gain": choice.gain,
-             "lead": ahead, "noise": noise, "method": m.method, "ranking": list(choice.ranking)}
-        )  # fmt: skip
-    counts = f"{len(outcome.measured)} measured, {len(outcome.known)} known, {len(outcome.skipped)} without a choice"
-    late = f", {len(outcome.late)} left out for lack of time" if outcome.late else ""
-    answer |= {
-        "seconds": round(outcome.seconds, 3), "choices": data, "measured": len(outcome.measured),
-        "known": len(outcome.known), "skipped": dict(outcome.skipped), "late": list(outcome.late),
-        "stale": dict(outcome.stale), "failures": outcome.failures,
-    }  # fmt: skip
-    if context.json:
-        return
-    context.table(("calls", "kernel", "", "than before", "time", "measured by"), rows)
-    context.say(f"{counts}{late}; {outcome.seconds:.1f} s")
-    for key, why in outcome.stale.items():
-        context.note(f"measured again, because {why}: {key}")
-    for kernel, why in outcome.failures.items():
-        context.note(f"disqualified: {kernel}: {why}")
-
-
-def _report_repeats(outcomes: Iterable[Outcome], context: Context, answer: dict[str, Any]) -> None:
-    from phyai.tune.compare import spread
-
-    outcomes = tuple(outcomes)
-    layers = [outcome.own for outcome in outcomes]
-    compared: tuple[Spread, ...] = spread(layers)
-    changing = [one for one in compared if not one.agrees]
-    real = [one for one in changing if one.real]
-    answer["repeat"] = {
-        "times": len(layers),
-        "compared": len(compared),
-        "changed": [
-            {"key": o.key, "choices": list(o.choices), "leads": list(o.gains), "noise": list(o.noise), "real": o.real}
-            for o in changing
-        ],
-    }
-    if context.json:
-        return
-    context.say(
-        f"{len(layers)} tunings: {len(changing)} of {len(compared)} choices change, "
-        f"{len(real)} of them by more than the noise"
-    )
-    for one in changing:
-        leads = ", ".join(
-            f"{kernel} ahead {100 * (gain - 1):+.1f}% (noise {100 * noise:.1f}%)"
-            for kernel, gain, noise in zip(one.choices, one.gains, one.noise, strict=True)
-        )
-        context.say(f"  {one.key}: {leads}")
-
-
-def _show(store: Store, layer: TuningLayer, context: Context, answer: dict[str, Any]) -> None:
-    measurements = store.read().measurements
-    if context.json:
-        answer["measurements"] = [{**m.to_json(), "counts": layer.counts(m)} for m in measurements]
-        answer["stale"] = dict(layer.stale)
-        return
-    from phyai.tune.key import CallKey
-    from phyai.tune.layer import rule_id
-
-    context.say(f"{store.path}: {len(measurements)} measurements")
-    rows = []
-    for m in measurements:
-        chosen = layer.of(m.key)
-        name = rule_id(CallKey(m.op, m.facts, m.bucket))
-        for id in _in_order(m):
-            here = chosen is not None and chosen.measurement == m and chosen.choice.winner == id
-            rows.append((name if id == _in_order(m)[0] else "", id, m.results[id].shown(), "chosen" if here else ""))
-        under = ", ".join(f"{name} {value}" for name, value in sorted(m.stamp.items()))
-        rows.append(("", f"{m.when[:19]}Z, {m.method}, {under}", "", "" if layer.counts(m) else "does not count"))
-    context.table(("calls", "kernel", "time", ""), rows)
-    for key, why in layer.stale.items():
-        context.say(f"does not count, because {why}: {key}")
-
-
-def _in_order(measurement: Measurement) -> list[str]:
-    timed = measurement.usable()
-    failed = [id for id in measurement.results if id not in timed]
-    return [*sorted(timed, key=lambda id: timed[id].median), *failed]
-
-
 def _diff(args: argparse.Namespace, context: Context) -> int:
     from phyai.tune import Store
     from phyai.tune.compare import diff
@@ -270,24 +175,8 @@ def _diff(args: argparse.Namespace, context: Context) -> int:
         if contents.problem:
             raise PhyAIError(contents.problem)
         sides.append(contents.measurements)
-    found = diff(*sides)
-    if context.json:
-        context.emit([_difference_json(one) for one in found])
-        return Exit.OK
-    rows = []
-    for one in found:
-        before, after = one.fastest
-        times = ", ".join(f"{id} {ratio:.2f}x" for id, ratio in sorted(one.ratios().items()))
-        rows.append((one.key, before or "–", "" if before == after else (after or "–"), times))
-    context.table(("calls", "fastest in A", "in B, where it differs", "time in B over time in A"), rows)
-    changed = sum(1 for one in found if None not in one.fastest and len(set(one.fastest)) == 2)
-    context.say(f"{len(found)} kinds of call; the fastest kernel differs at {changed}")
+    report_differences(diff(*sides), context)
     return Exit.OK
-
-
-def _difference_json(one: Difference) -> dict[str, Any]:
-    before, after = one.fastest
-    return {"key": one.key, "fastest": [before, after], "ratios": dict(one.ratios())}
 
 
 def _check_written(file: str, context: Context) -> None:
