@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -111,6 +111,10 @@ def facts(m: int = 5, k: int = 64, **more: Any) -> Facts:
     """A call of ``gemm``; dots in names are written as ``__``."""
     base = {"op": "gemm", "shape.M": m, "shape.K": k, "shape.N": 32, "dtype.x": "bf16"}
     return Facts({**base, **{name.replace("__", "."): value for name, value in more.items()}})
+
+
+def dispatcher(*kernels: Kernel, rules: Iterable[Rule] = (), env: Environment = CPU, **more: Any) -> Dispatcher:
+    return Dispatcher(catalog(*kernels), policy(*rules), env, **more)
 
 
 def gemm_site(dispatcher: Dispatcher, layer: str = "layers.0", k: int = 64, **more: Any) -> Any:

@@ -1,26 +1,18 @@
-"""Call sites: binding, deciding on the first call of a kind, remembering."""
+"""Call sites: deciding on the first call of a kind, remembering."""
 
 from __future__ import annotations
 
-import logging
 import threading
 
-import attrs
 import pytest
-from fake_calls import CPU, GEMM, GPU, Fake, catalog, gemm_site, kernel, policy, rule, x
+from fake_calls import CPU, Fake, catalog, dispatcher, gemm_site, kernel, policy, rule, x
 from phyai.catalog import Catalog
-from phyai.decision import Stage
 from phyai.dispatch import Dispatcher
-from phyai.errors import CallError, NoKernelError, UndeclaredFactError
+from phyai.errors import CallError, UndeclaredFactError
 from phyai.kernel import Band, Prepared
-from phyai.op import Tensor
 from phyai.plugins.observers import Observers
 
 OPT = Band.OPTIMIZED
-
-
-def dispatcher(*kernels, rules=(), env=CPU, **more):
-    return Dispatcher(catalog(*kernels), policy(*rules), env, **more)
 
 
 def counting(id, prepared, **more):
@@ -31,108 +23,6 @@ def counting(id, prepared, **more):
         return Prepared(run=lambda *inputs, out=None, state=None: id)
 
     return kernel(id, prepare=prepare, **more)
-
-
-# Binding
-
-
-def test_dimensions_and_dtypes_follow_from_weights():
-    site = gemm_site(dispatcher(kernel("a.gemm")), role="expert")
-    static = site.static
-    assert (static["shape.N"], static["shape.K"], static["dtype.weight"]) == (32, 64, "bf16")
-    assert (static["role"], static["layer"], static["mode.capture"]) == ("expert", "layers.0", False)
-    assert "shape.M" not in static
-
-
-def test_a_dtype_may_be_a_library_object():
-    class Dtype:
-        def __str__(self):
-            return "torch.float16"
-
-    site = dispatcher(kernel("a.act")).bind("act", dtypes={"x": Dtype()}, dims={"D": 8})
-    assert (site.static["dtype.x"], site.static["dtype.y"]) == ("fp16", "fp16")
-
-
-def test_attributes_have_the_signatures_defaults():
-    assert dispatcher(kernel("a.act")).bind("act", dtypes={"x": "bf16"}).static["attrs.kind"] == "relu"
-
-
-def test_the_engines_facts_are_on_every_site():
-    made = dispatcher(kernel("a.gemm"), env=GPU, facts={"model.family": "pi05", "model.tags": ["a", "b"]})
-    static = gemm_site(made).static
-    assert (static["model.family"], static["model.tags"]) == ("pi05", frozenset({"a", "b"}))
-    assert (static["device.arch"], static["lib.fast"]) == ("sm90", "1.2")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"attrs": {"kindd": "relu"}}, "act has no attribute 'kindd'; did you mean `kind`"),
-        ({"attrs": {"kind": "cube"}}, "kind='cube'; allowed: relu, square"),
-        ({"dims": {"E": 8}}, "act has no dimension 'E'"),
-        ({"dims": {"D": 0}}, "D=0; the signature asks for at least 1"),
-        ({"dtypes": {"x": "int8"}}, "x has dtype int8; allowed: bf16, fp16, fp32, fp64"),
-        ({"dtypes": {}}, "the dtype of x is not given"),
-        ({"dtypes": {"z": "bf16"}}, "act has no tensor 'z'"),
-        ({"weights": {"w": Fake((3,))}}, "act has no weight 'w'"),
-        ({"present": ("y2",)}, "act has no tensor 'y2'"),
-        ({"present": ("x",)}, "x is not optional"),
-        ({"facts": {"model.famly": "pi05"}}, "did you mean `model.family`"),
-    ],
-)
-def test_binding_checks_the_signature(changes, words):
-    with pytest.raises(CallError) as caught:
-        dispatcher(kernel("a.act")).bind("act", **{"layer": "l", "dtypes": {"x": "bf16"}, **changes})
-    message = str(caught.value)
-    assert message.startswith("binding site l:act: ")
-    assert words in message
-    assert "signature: x[...M D], mask[...M]? -> y[...M D]" in message
-
-
-def test_weights_must_have_the_signatures_shapes():
-    with pytest.raises(CallError, match=r"weight has shape \(32,\); the signature asks for \(N K\)"):
-        dispatcher(kernel("a.gemm")).bind("gemm", weights={"weight": Fake((32,))}, dtypes={"x": "bf16"})
-
-
-def test_dimensions_must_agree_with_the_weights():
-    with pytest.raises(CallError, match="K=65 is given, but the weights have K=64"):
-        gemm_site(dispatcher(kernel("a.gemm")), dims={"K": 65})
-
-
-def test_a_quantized_weight_has_its_own_tensors():
-    site = dispatcher(kernel("q.gemm", layouts=("packed",))).bind(
-        "gemm", weights={"codes": Fake((4, 4), "int32"), "scales": Fake((4,))}, dtypes={"x": "bf16"},
-        dims={"N": 32, "K": 64}, facts={"quant.layout": "packed"},
-    )  # fmt: skip
-    assert site.run(x()) == "q.gemm"
-
-
-def test_a_quantized_weight_may_look_like_a_plain_one():
-    codes, scheme = Fake((32, 64), "int8"), {"quant.layout": "packed"}
-    weight = Tensor("weight", ("N", "K"), "weight", ("bf16", "int8"))
-    ops = (attrs.evolve(GEMM, tensors=(*GEMM.inputs, weight, *GEMM.outputs)),)
-    made = Dispatcher(catalog(kernel("q.gemm", layouts=("packed",)), ops=ops), policy(), CPU)
-    more = {"dtypes": {"x": "bf16"}, "facts": scheme}
-    same = made.bind("gemm", weights={"weight": codes}, **more)
-    half = made.bind("gemm", weights={"weight": Fake((32, 32), "int8")}, dims={"N": 32, "K": 64}, **more)
-    assert (same.static["shape.K"], same.static["dtype.weight"]) == (64, "int8")
-    assert (half.static["shape.K"], half.static["shape.N"]) == (64, 32)
-
-
-def test_what_a_packed_weight_does_not_show_must_be_given():
-    with pytest.raises(CallError, match="dims must give N"):
-        dispatcher(kernel("q.gemm")).bind(
-            "gemm", weights={"codes": Fake((4,))}, dtypes={"x": "bf16"}, facts={"quant.layout": "packed"}
-        )
-
-
-@pytest.mark.parametrize(
-    ("weights", "words"),
-    [({}, "weight weight is missing"), ({"weight": {"codes": 1}}, "weight weight is a dict; without quant")],
-)
-def test_weights_must_be_there_and_be_tensors(weights, words):
-    with pytest.raises(CallError, match=words):
-        dispatcher(kernel("a.gemm")).bind("gemm", weights=weights, dtypes={"x": "bf16"})
 
 
 # Calling
@@ -286,107 +176,6 @@ def test_decide_answers_without_running():
         site.decide()
     with pytest.raises(CallError, match="no dimension 'L'"):
         site.decide(L=3)
-
-
-# Failures
-
-
-def failing(id, message="no such library", **more):
-    def prepare(facts, weights, params, resources):
-        raise ImportError(message)
-
-    return kernel(id, prepare=prepare, **more)
-
-
-def test_a_failing_prepare_is_part_of_the_decision_and_logged_once(caplog):
-    made = dispatcher(failing("a.gemm", band=OPT), kernel("b.gemm"))
-    with caplog.at_level(logging.WARNING, "phyai.dispatch"):
-        for layer in ("one", "two"):
-            assert gemm_site(made, layer).run(x()) == "b.gemm"
-    assert [r.getMessage() for r in caplog.records] == ["a.gemm: prepare failed: ImportError: no such library"]
-    decision = made.sites[0].decisions[0]
-    lost = next(c for c in decision.rejected if c.kernel == "a.gemm")
-    assert (lost.stage, lost.reason) == (Stage.PREPARE, "prepare failed: ImportError: no such library")
-    assert decision.warnings
-
-
-def references():
-    """Two ops with reference kernels alone, on a device that another backend serves."""
-    return dispatcher(
-        *(kernel(id, band=Band.REFERENCE) for id in ("r.gemm", "r.act")), kernel("t.gemm", {"shape.K": "%128"})
-    )
-
-
-def act_site(made):
-    return made.bind("act", dtypes={"x": "bf16"}, dims={"D": 64})
-
-
-GEMM_LEFT, ACT_LEFT = (f"{op}: only r.{op} is left, although t serves this device" for op in ("gemm", "act"))
-
-
-def test_an_op_of_which_only_the_reference_is_left_is_told_once(caplog):
-    made = references()
-    for site in (gemm_site(made, "one"), gemm_site(made, "two"), act_site(made)):
-        site.run(x())
-    assert [r.getMessage() for r in caplog.records] == [GEMM_LEFT, ACT_LEFT]
-
-
-def test_told_together_they_are_one_line_and_what_is_new_another(caplog):
-    made = references()
-    with made.telling_together():
-        with made.telling_together():
-            gemm_site(made, "one").run(x())
-        act_site(made).run(x())
-        assert caplog.records == []
-    assert [r.getMessage() for r in caplog.records] == [
-        "only reference kernels are left for gemm, act, although t serves this device; `phyai explain --op OP` says why"
-    ]
-    caplog.clear()
-    with made.telling_together():
-        gemm_site(made, "two").run(x())
-        act_site(made).run(x())
-    assert caplog.records == []
-    made = references()
-    with made.telling_together():
-        act_site(made).run(x())
-    assert [r.getMessage() for r in caplog.records] == [ACT_LEFT]
-
-
-def test_told_together_other_warnings_are_told_at_once_and_all_of_them_where_the_block_raises(caplog):
-    made = references()
-    with pytest.raises(ZeroDivisionError), made.telling_together():  # noqa: PT012
-        gemm_site(made).run(x())
-        act_site(made).run(x())
-        raise ZeroDivisionError
-    assert len(caplog.records) == 1
-    caplog.clear()
-    made = dispatcher(failing("a.gemm", band=OPT), kernel("b.gemm"))
-    with made.telling_together():
-        gemm_site(made).run(x())
-        assert "a.gemm: prepare failed" in caplog.text
-
-
-def test_a_pinned_kernel_whose_prepare_fails_is_an_error():
-    rules = [rule("p", {"op": "gemm"}, pin="a.gemm")]
-    site = gemm_site(dispatcher(failing("a.gemm"), kernel("b.gemm"), rules=rules))
-    with pytest.raises(NoKernelError, match=r"a\.gemm: \[prepare\] prepare failed: ImportError"):
-        site.run(x())
-
-
-def test_a_kernel_that_fails_for_some_specializations_serves_the_others():
-    def prepare(facts, weights, params, resources):
-        if facts["shape.M"] == 7:
-            raise RuntimeError("no tile for 7")
-        return Prepared(run=lambda x, out=None, state=None: "a.gemm")
-
-    a = kernel("a.gemm", prepare=prepare, band=OPT, specializes_on=("shape.M",))
-    site = gemm_site(dispatcher(a, kernel("b.gemm")))
-    assert [site.run(x(m)) for m in (5, 7, 6, 7)] == ["a.gemm", "b.gemm", "a.gemm", "b.gemm"]
-
-
-def test_a_module_that_is_not_there_is_a_failed_prepare():
-    site = gemm_site(dispatcher(kernel("a.gemm", prepare="no_such_module:prepare", band=OPT), kernel("b.gemm")))
-    assert site.run(x()) == "b.gemm"
 
 
 # Several at once

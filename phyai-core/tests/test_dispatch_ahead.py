@@ -7,7 +7,7 @@ from typing import Any
 
 import engine_models
 import pytest
-from fake_calls import CPU, Fake, catalog, gemm_site, kernel, policy, rule, x
+from fake_calls import CPU, Fake, catalog, dispatcher, gemm_site, kernel, policy, rule, x
 from phyai.catalog import Catalog
 from phyai.dispatch import Dispatcher
 from phyai.engine import Engine, EngineArgs
@@ -33,10 +33,6 @@ class Compiler:
     @property
     def waiting(self) -> list[Awaited]:
         return [one for call in self.calls for one in call]
-
-
-def dispatcher(*kernels: Any, rules: tuple[Any, ...] = ()) -> Dispatcher:
-    return Dispatcher(catalog(*kernels), policy(*rules), CPU)
 
 
 def quiet(done: int, total: int) -> None:
