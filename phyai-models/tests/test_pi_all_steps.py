@@ -54,3 +54,18 @@ def test_without_constants_of_the_steps_there_is_no_such_call(family, tmp_path, 
     with engine(directory, catalog=catalog, savings=Savings(hoist_conditions=False)) as running:
         running.step(LerobotBatch(random_batch(directory)))
         assert chosen(running) == set()
+
+
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
+@pytest.mark.parametrize("glob", ["*action_out_proj", "*expert.layers.1.mlp.*"])
+def test_where_a_weight_is_quantized_there_is_no_such_call(family, glob, tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, family)
+    path = tmp_path / "int8.yaml"
+    path.write_text(
+        "schema: phyai.kernel/v1\nquantization:\n  method: rtn\n  rules:\n"
+        f'  - {{id: one, match: {{glob: "{glob}"}}, scheme: {{weight: {{dtype: int8, granularity: channel}}}}}}\n'
+    )
+    with engine(directory, catalog=catalog, policy=path) as running:
+        running.step(LerobotBatch(random_batch(directory)))
+        assert any("quant.scheme" in fact for site in running.dispatcher.sites for fact in site.static)
+        assert chosen(running) == set()
