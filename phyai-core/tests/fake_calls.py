@@ -87,6 +87,17 @@ def kernel(id: str, when: Mapping[str, Any] | None = None, band: Band = Band.GEN
     return Kernel(id=id, when=match(when or {}), band=band, **{**settings, **more})
 
 
+def plain(id: str, runs: dict[str, Any] | None = None, **more: Any) -> Kernel:
+    """A kernel whose ``run`` is one function object, which ``runs`` gets by its id."""
+
+    def run(x: Any, out: Any = None, state: Any = None) -> str:
+        return id
+
+    if runs is not None:
+        runs[id] = run
+    return kernel(id, prepare=lambda *_: Prepared(run=run, refresh=lambda new: None), **more)
+
+
 def catalog(*kernels: Kernel, ops: tuple[Op, ...] = (GEMM, ACT, MLP)) -> Catalog:
     from phyai.composite import decomposition
 

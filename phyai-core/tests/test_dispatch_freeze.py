@@ -16,17 +16,6 @@ OPT = Band.OPTIMIZED
 LARGE = {"shape.M": ">64"}
 
 
-def plain(id, runs=None, **more):
-    """A kernel whose ``run`` is one function object, known to the test."""
-
-    def run(x, out=None, state=None):
-        return id
-
-    if runs is not None:
-        runs[id] = run
-    return kernel(id, prepare=lambda *_: Prepared(run=run, refresh=lambda new: None), **more)
-
-
 # Freezing
 
 

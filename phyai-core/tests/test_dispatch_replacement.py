@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from fake_calls import CPU, GEMM, Fake, catalog, dispatcher, gemm_site, kernel, policy, rule, x
+from fake_calls import CPU, GEMM, Fake, catalog, dispatcher, gemm_site, plain, policy, rule, x
 from phyai.dispatch import Dispatcher
 from phyai.errors import NeedsReload, NoKernelError
-from phyai.kernel import Band, Prepared
+from phyai.kernel import Band
 from phyai.op import Tensor
 
 OPT = Band.OPTIMIZED
 LARGE = {"shape.M": ">64"}
-
-
-def plain(id, runs=None, **more):
-    """A kernel whose ``run`` is one function object, known to the test."""
-
-    def run(x, out=None, state=None):
-        return id
-
-    if runs is not None:
-        runs[id] = run
-    return kernel(id, prepare=lambda *_: Prepared(run=run, refresh=lambda new: None), **more)
 
 
 def pin(id, **more):
