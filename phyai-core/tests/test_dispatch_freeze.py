@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from fake_calls import CPU, Fake, catalog, dispatcher, gemm_site, kernel, policy, x
+from fake_calls import CPU, Fake, catalog, dispatcher, gemm_site, kernel, plain, policy, x
 from phyai.dispatch import Dispatcher
 from phyai.errors import CallError, CaptureError, FrozenSiteError, NoKernelError
 from phyai.facts import FactKind
