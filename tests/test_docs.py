@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 PATTERNS = ("*.md", "docs/*.md", "benchmarks/notes/*.md", "phyai-*/README.md", "examples/*/README.md")
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 FOLDERS = tuple(path.name for path in ROOT.iterdir() if path.is_dir())
-SUFFIXES = (".cu", ".cuh", ".json", ".md", ".png", ".py", ".svg", ".toml", ".yaml")
+SUFFIXES = (".cu", ".cuh", ".json", ".md", ".py", ".svg", ".toml", ".yaml")
 
 of_every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
