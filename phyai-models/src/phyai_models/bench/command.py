@@ -97,14 +97,16 @@ def _check_timeline(path: Path) -> None:
         raise InputError(f"--timeline {path} cannot be written: there is no folder {path.parent}")
 
 
-def _where(name: str, stage: dict[str, Any]) -> list[tuple[str, ...]]:
+def _where(name: str, stage: dict[str, Any], *, gaps: bool) -> list[tuple[str, ...]]:
     from phyai_models.bench.words import or_dash
 
-    kinds = [
+    kinds: list[tuple[str, ...]] = [
         (name, kind, str(found["kernels"]), f"{found['us'] / 1e3:.3f}",
          or_dash(found["floor_us"], ".3f", 1e-3))
         for kind, found in stage["by_kind"].items()
     ]  # fmt: skip
+    if not gaps:  # of calls made once, by the clock, nothing is left to the stage's own time
+        return kinds
     return [*kinds, (name, "gaps", "", f"{stage['gap_ms']:.3f}", "")]
 
 
@@ -126,10 +128,12 @@ def _show(record: dict[str, Any], context: Context) -> None:
     ]  # fmt: skip
     columns = ("stage", "p50 ms", "p90", "p99", "floor ms", "floor/p50", "ceiling", "kernels", "in kernels ms")
     context.table(columns, rows, title="on the device")
+    profiled = {name: stage for name, stage in record["stages"].items() if "by_kind" in stage}
+    timed = "; ".join(dict.fromkeys(stage["by_site"]["timed"] for stage in profiled.values()))
     context.table(
         ("stage", "what", "kernels", "ms", "floor ms"),
-        [row for name, stage in record["stages"].items() if "by_kind" in stage for row in _where(name, stage)],
-        title="where it goes",
+        [row for n, stage in profiled.items() for row in _where(n, stage, gaps=record["execution"] == "graph")],
+        title=f"where it goes, timed {timed}",
     )
     ends = [
         (name.replace("_", " "), *(f"{timing[key]:.2f}" for key in ("p50", "p90", "p99")))

@@ -107,7 +107,8 @@ class _Bench:
         options, config = self.options, self.config
         inputs = self.inputs()
         self.say("warming up and recording")
-        program = self.runner.program(inputs, self.steps)
+        with self.engine.dispatcher.telling_together():
+            program = self.runner.program(inputs, self.steps)
         program.load(inputs, replan=False)
         self.say("timing")
         recordings = self.stage_recordings(program)
