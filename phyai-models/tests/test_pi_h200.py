@@ -13,11 +13,12 @@ pytest.importorskip("phyai_backend_flashinfer")
 LAYERS_ONLY = "overrides:\n- {id: layers, match: {op: expert_steps}, restrict_to: decomposed.expert_steps}\n"
 
 
-def policy(name, catalog, tmp_path=None, more=""):
-    path = POLICIES / name
+def policy(name, catalog, tmp_path=None, more="", family="pi05"):
+    path = POLICIES.parent / family / name
     if more:
+        text = path.read_text()
         path = tmp_path / name
-        path.write_text((POLICIES / name).read_text() + more)
+        path.write_text(text + more)
     return load_policy(path, catalog=catalog).policy
 
 
@@ -42,14 +43,18 @@ def test_attention_is_the_best_measured_for_each_shape(catalog):
     assert bucket["prefix", "attention_paged"] == ["flashinfer.attention_paged.fa3"]
 
 
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
 @pytest.mark.parametrize(("batch", "want"), [(1, "cuda.expert_steps.persistent"), (8, "decomposed.expert_steps")])
-def test_the_expert_is_one_launch_for_one_request(batch, want, catalog):
-    found = decisions("h200", policy("h200_bf16.yaml", catalog), catalog, batch=batch)
+def test_the_expert_is_one_launch_for_one_request(batch, want, family, catalog):
+    chosen = policy("h200_bf16.yaml", catalog, family=family)
+    found = decisions("h200", chosen, catalog, batch=batch, family=family)
     assert found["expert", "expert_steps"] == [want]
 
 
-def test_a_policy_turns_the_one_launch_off(catalog, tmp_path):
-    found = decisions("h200", policy("h200_bf16.yaml", catalog, tmp_path, LAYERS_ONLY), catalog)
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
+def test_a_policy_turns_the_one_launch_off(family, catalog, tmp_path):
+    chosen = policy("h200_bf16.yaml", catalog, tmp_path, LAYERS_ONLY, family)
+    found = decisions("h200", chosen, catalog, family=family)
     assert found["expert", "expert_steps"] == ["decomposed.expert_steps"]
 
 
