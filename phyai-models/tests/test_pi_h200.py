@@ -1,4 +1,4 @@
-"""Which kernels π0.5 at real size is given on an H200, under the policies that ship for it. No GPU is needed."""
+"""Which kernels π0.5 and π0 at real size are given on a GPU, under the policies that ship for it. No GPU is needed."""
 
 from pathlib import Path
 
@@ -66,3 +66,13 @@ def test_a_rule_on_the_experts_products_rules_the_one_launch_out(catalog, tmp_pa
     only.write_text("schema: phyai.kernel/v1\nrules:\n" + rule)
     found = decisions("h200", load_policy(only, catalog=catalog).policy, catalog)
     assert found["expert", "expert_steps"] == ["decomposed.expert_steps"]
+
+
+@pytest.mark.parametrize(
+    ("fixed", "want"), [(True, "torch.attention_paged.sdpa_cudnn"), (False, "flashinfer.attention_paged.fa2")]
+)
+def test_on_blackwell_the_prefix_takes_cudnn_where_lengths_are_fixed(fixed, want, catalog):
+    found = decisions("b200", policy("sm100_bf16.yaml", catalog), catalog, fixed_lengths=fixed)
+    assert found["prefix", "attention_paged"] == [want]
+    assert found["expert", "attention_paged"] == ["flashinfer.attention_paged.fa2"]
+    assert not {key for key, ids in found.items() if any(id.startswith("reference.") for id in ids)}
