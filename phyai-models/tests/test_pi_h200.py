@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from phyai.policy import load_policy
+from phyai.policy import default_policy, load_policy
 from simulated import decisions
 
 POLICIES = Path(__file__).parents[2] / "policies" / "pi05"
@@ -68,11 +68,10 @@ def test_a_rule_on_the_experts_products_rules_the_one_launch_out(catalog, tmp_pa
     assert found["expert", "expert_steps"] == ["decomposed.expert_steps"]
 
 
-@pytest.mark.parametrize(
-    ("fixed", "want"), [(True, "torch.attention_paged.sdpa_cudnn"), (False, "flashinfer.attention_paged.fa2")]
-)
-def test_on_blackwell_the_prefix_takes_cudnn_where_lengths_are_fixed(fixed, want, catalog):
-    found = decisions("b200", policy("sm100_bf16.yaml", catalog), catalog, fixed_lengths=fixed)
-    assert found["prefix", "attention_paged"] == [want]
-    assert found["expert", "attention_paged"] == ["flashinfer.attention_paged.fa2"]
+@pytest.mark.parametrize("device", ["rtx4090", "rtx5090", "b200"])
+def test_where_nothing_was_measured_the_default_order_takes_no_reference_and_flashinfer_for_attention(device, catalog):
+    found = decisions(device, default_policy(), catalog)
     assert not {key for key, ids in found.items() if any(id.startswith("reference.") for id in ids)}
+    assert (
+        found["expert", "attention_paged"] == found["prefix", "attention_paged"] == ["flashinfer.attention_paged.fa2"]
+    )
