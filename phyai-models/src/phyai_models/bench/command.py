@@ -93,6 +93,8 @@ def _check_timeline(path: Path) -> None:
     """Refuse before anything is timed what could not be drawn afterwards."""
     if find_spec("matplotlib") is None:
         raise PhyAIError("a timeline needs matplotlib: pip install 'phyai-models[demo]'")
+    if path.suffix.lower() != ".png" or path.is_dir():
+        raise InputError(f"--timeline {path} cannot be written: give a file whose name ends in .png")
     if not path.parent.is_dir():
         raise InputError(f"--timeline {path} cannot be written: there is no folder {path.parent}")
 
