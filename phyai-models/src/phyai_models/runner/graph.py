@@ -70,11 +70,12 @@ def _abandon(pool: Any, stream: torch.cuda.Stream) -> None:
 
 
 @contextlib.contextmanager
-def failures_named(dispatcher: Dispatcher) -> Iterator[None]:
-    """While this holds, what a kernel raises becomes a :class:`phyai.errors.KernelFailure` with its name and site."""
+def failures_named(dispatcher: Dispatcher, meanwhile: str = "a CUDA graph was captured") -> Iterator[None]:
+    """While this holds, what a kernel raises becomes a :class:`phyai.errors.KernelFailure` with its name and site.
+    ``meanwhile`` says in its message what is going on."""
     runs = {site: site.run for site in dispatcher.sites}
     for site, run in runs.items():
-        site.run = _naming(site, run)
+        site.run = _naming(site, run, meanwhile)
     try:
         yield
     finally:
@@ -82,7 +83,7 @@ def failures_named(dispatcher: Dispatcher) -> Iterator[None]:
             site.run = run
 
 
-def _naming(site: Site, run: Callable[..., Any]) -> Callable[..., Any]:
+def _naming(site: Site, run: Callable[..., Any], meanwhile: str) -> Callable[..., Any]:
     def call(*inputs: Any, out: Any = None, state: Any = None) -> Any:
         try:
             return run(*inputs, out=out, state=state)
@@ -90,7 +91,7 @@ def _naming(site: Site, run: Callable[..., Any]) -> Callable[..., Any]:
             raise
         except Exception as error:
             kernel = site.chosen(inputs).id
-            message = f"{kernel} failed at {site.name} while a CUDA graph was captured: {type(error).__name__}: {error}"
+            message = f"{kernel} failed at {site.name} while {meanwhile}: {type(error).__name__}: {error}"
             raise KernelFailure(message, site.name, kernel) from error
 
     return call

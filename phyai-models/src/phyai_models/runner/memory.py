@@ -70,11 +70,16 @@ def memory_errors(
         said = str(error).splitlines()[0]
     else:
         return
+    give_back(device)
+    had = "" if free is None else f", of which {_gb(free)} were still free when an allocation failed"
+    raise DeviceMemoryError(f"{what} needs {_gb(needed)} of memory on {device}{had}; {advice} ({said})")
+
+
+def give_back(device: torch.device) -> None:
+    """Return what nobody holds any more to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    had = "" if free is None else f", of which {_gb(free)} were still free when an allocation failed"
-    raise DeviceMemoryError(f"{what} needs {_gb(needed)} of memory on {device}{had}; {advice} ({said})")
 
 
 def _gb(count: int) -> str:
