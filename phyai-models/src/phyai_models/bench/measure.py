@@ -110,10 +110,11 @@ class _Bench:
         with self.engine.dispatcher.telling_together():
             program = self.runner.program(inputs, self.steps)
         program.load(inputs, replan=False)
+        memory = {**attrs.asdict(self.runner.memory()), **self.held()}
         self.say("timing")
         recordings = self.stage_recordings(program)
         timings = {n: self.device_time(r.replay) for n, r in {**recordings, "total": _recorded(program)}.items()}
-        end_to_end, memory, allocated = self.end_to_end(inputs), self.runner.memory(), self.allocated()
+        end_to_end = self.end_to_end(inputs)
         profiles = self.profiles(program, recordings)
         self.say("measuring ceilings")
         ceilings = measure_ceilings(self.device, set().union(*(profile.types() for profile in profiles.values())))
@@ -131,7 +132,7 @@ class _Bench:
             },
             "stages": _stages(timings, profiles, ceilings),
             "end_to_end": end_to_end,
-            "memory": {**attrs.asdict(memory), "allocated": allocated},
+            "memory": memory,
             "decisions": [row.to_json() for row in decision_rows(self.engine.dispatcher.report())],
         }  # fmt: skip
         if options.timeline is not None:
@@ -240,9 +241,14 @@ class _Bench:
     def device_name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else platform.machine()
 
-    def allocated(self) -> int | None:
-        """Bytes that torch has allocated on a GPU."""
-        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else None
+    def held(self) -> dict[str, int | None]:
+        """Bytes that torch has allocated on a GPU, what kernels keep for themselves included, and what it has reserved,
+        where results inside graphs lie as well."""
+        if self.device.type != "cuda":
+            return {"allocated": None, "reserved": None}
+        torch.cuda.empty_cache()
+        counted = {"allocated": torch.cuda.memory_allocated, "reserved": torch.cuda.memory_reserved}
+        return {name: count(self.device) for name, count in counted.items()}
 
 
 def _recorded(program: Program) -> Recording:
