@@ -9,6 +9,8 @@ import attrs
 import torch
 from phyai.errors import CaptureError, KernelFailure, PhyAIError
 
+from phyai_models.runner.memory import ran_out
+
 if TYPE_CHECKING:
     from phyai.dispatch import Site
 
@@ -75,9 +77,9 @@ class Tokens:
     def _plan(self, site: Site, dims: Mapping[str, int]) -> Any:
         try:
             return site.plan(self.metadata, **dims)
-        except (PhyAIError, torch.OutOfMemoryError):
-            raise
         except Exception as error:
+            if isinstance(error, PhyAIError) or ran_out(error):
+                raise
             kernel = site.decide(**dims).kernel
             assert kernel is not None  # it has just planned
             message = f"{kernel.id} failed at {site.name} while it planned: {type(error).__name__}: {error}"

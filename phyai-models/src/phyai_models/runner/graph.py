@@ -11,6 +11,8 @@ import torch
 from phyai.dispatch import Dispatcher, Site
 from phyai.errors import KernelFailure, PhyAIError
 
+from phyai_models.runner.memory import ran_out
+
 
 @attrs.frozen(eq=False)
 class Recording:
@@ -87,9 +89,9 @@ def _naming(site: Site, run: Callable[..., Any], meanwhile: str) -> Callable[...
     def call(*inputs: Any, out: Any = None, state: Any = None) -> Any:
         try:
             return run(*inputs, out=out, state=state)
-        except (PhyAIError, torch.OutOfMemoryError):
-            raise
         except Exception as error:
+            if isinstance(error, PhyAIError) or ran_out(error):
+                raise
             kernel = site.chosen(inputs).id
             message = f"{kernel} failed at {site.name} while {meanwhile}: {type(error).__name__}: {error}"
             raise KernelFailure(message, site.name, kernel) from error

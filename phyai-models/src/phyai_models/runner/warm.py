@@ -12,6 +12,7 @@ from phyai.dispatch import Dispatcher
 from phyai.errors import KernelFailure, PhyAIError
 
 from phyai_models.runner.graph import Recording, failures_named, record
+from phyai_models.runner.memory import ran_out
 
 _log = logging.getLogger("phyai.models")
 
@@ -81,9 +82,9 @@ class Warmer:
     def _warm_up(self, compute: Callable[[], None]) -> None:
         try:
             self._run(compute)
-        except (PhyAIError, torch.OutOfMemoryError):
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, PhyAIError) or ran_out(error):
+                raise
             if self.graphs:
                 torch.cuda.synchronize()  # raises where the device is lost, and with it every other kernel
             with failures_named(self.dispatcher, "it was warmed up"):
