@@ -66,7 +66,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         where = (*(t.data_ptr() for t in caches), *(t.stride() for t in caches))
         if bound != where:  # the engine's cache stays where it is
             pages, bound = legible(*caches), where
-            expert.bind_cache(*pages)
+            expert.bind_cache(*(page.unbind() for page in pages))
             copies = pages if pages[0].data_ptr() != k_cache.data_ptr() else []
         for copy, cache in zip(copies, caches, strict=False):
             copy.copy_(cache[:, 0].flatten(2))
