@@ -123,6 +123,16 @@ def test_no_layout_at_all_says_why_of_each():
         choose(catalog=catalog)
 
 
+def test_no_layout_says_why_the_kernels_that_a_rule_allows_cannot_run():
+    elsewhere = kernel("tiles.gemm.w4", ("tiles",), when={"device.arch": "sm90", "shape.K": "%1024"})
+    catalog = Catalog.build([REFERENCE, plugin("tiles", elsewhere, formats=[layout("tiles")])])
+    with pytest.raises(NoKernelError) as caught:
+        choose(policy=rule(("tiles.gemm.w4",), **{"quant.layout": "tiles"}), catalog=catalog, forced="tiles")
+    (_, line) = str(caught.value).splitlines()
+    assert "(restrict_to: tiles.gemm.w4) leaves no kernel" in line
+    assert line.endswith("(tiles.gemm.w4: device.arch is absent (needs sm90); shape.K=256 is not a multiple of 1024)")
+
+
 def test_the_choice_is_plain_data():
     data = choose().to_json()
     assert data["layout"] == "tiles"

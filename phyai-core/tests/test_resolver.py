@@ -9,7 +9,7 @@ from phyai.errors import AmbiguousKernelError, DeclarationError, NoKernelError
 from phyai.kernel import Band, Capture, Numerics, Param
 from phyai.policy import Layer, NumericsDemand, parse_policy
 from phyai.predicates import match
-from phyai.resolver import resolve
+from phyai.resolver import in_short, resolve
 
 SLOPPY = Numerics(reproducible=False)
 OPT, REF = Band.OPTIMIZED, Band.REFERENCE
@@ -232,6 +232,41 @@ def test_a_pin_is_checked_against_capability_and_never_replaced():
     assert "rule p (policy.yaml:12) (pin: a.gemm) leaves no kernel" in str(error)
     assert "a.gemm: [capability] shape.K=64 is not a multiple of 128" in str(error)
     assert "b.gemm: [restriction]" in str(error)
+
+
+def test_a_refusal_lists_the_kernels_that_the_rule_allows_first():
+    kernels = [kernel("a.gemm", {"shape.K": 1}), kernel("b.gemm"), kernel("m.gemm", {"shape.K": "%128"})]
+    error = refused(kernels, [rule("p", {"op": "gemm"}, restrict_to=["m.*"])])
+    assert [line.split(":")[0].strip() for line in str(error).splitlines()[1:]] == ["m.gemm", "b.gemm", "a.gemm"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "reasons"),
+    [
+        (["a.gemm"], "(a.gemm: shape.K=64 is not a multiple of 128)"),
+        (["?.gemm"], "(a.gemm: shape.K=64 is not a multiple of 128; c.gemm: shape.M=5 is not 1; and 1 more)"),
+        (["z.*"], "call"),
+    ],
+)
+def test_in_short_a_refusal_says_why_the_kernels_that_the_rule_allows_cannot_run_it(patterns, reasons):
+    restricted = rule("p", {"op": "gemm"}, restrict_to=patterns, line=12)
+    kernels = [
+        kernel("a.gemm", {"shape.K": "%128"}),
+        kernel("c.gemm", {"shape.M": 1}),
+        kernel("d.gemm", {"shape.M": 2}),
+    ]
+    error = refused(kernels, [restricted])
+    said = in_short(error, policy(restricted))
+    assert said.startswith("gemm: rule p (policy.yaml:12) (restrict_to: ")
+    assert said.endswith(f" {reasons}")
+    assert "\n" not in said
+
+
+def test_in_short_a_tie_is_what_it_says_first():
+    among = rule("p", {"op": "gemm"}, restrict_to=["?.gemm"])
+    error = refused([kernel("a.gemm"), kernel("b.gemm"), kernel("c.gemm", {"shape.K": 1})], [among])
+    assert in_short(error, policy(among)) == str(error).splitlines()[0]
+    assert "a.gemm and b.gemm tie" in str(error)
 
 
 def test_a_pin_does_not_relax_to_its_fallback():

@@ -19,7 +19,7 @@ from phyai.decision import Decision
 from phyai.errors import NoKernelError
 from phyai.facts import Facts, FactValue
 from phyai.quant.formats import PLAIN, QuantFormat
-from phyai.resolver import resolve
+from phyai.resolver import in_short, resolve
 
 if TYPE_CHECKING:
     from phyai.catalog import Catalog
@@ -153,7 +153,7 @@ def _try(
         try:
             decision = resolve(call, catalog, policy, environment)
         except NoKernelError as error:
-            return _Trial(Considered(layout, kernels, f"M={m}: {_first_line(error)}", format), None)
+            return _Trial(Considered(layout, kernels, f"M={m}: {in_short(error, policy)}", format), None)
         assert decision.kernel is not None
         kernels[m] = decision.kernel.id
         objection = objection or _broken_restriction(decision, policy, m)
@@ -219,7 +219,3 @@ def _not_exact(forced: str, formats: Sequence[QuantFormat], known: Facts) -> str
         layouts = ", ".join(sorted({PLAIN, *(f.layout for f in formats)}))
         return f"layout {forced!r} belongs to no backend that is installed; there are {layouts}"
     return f"layout {forced!r} does not hold {known.get('quant.scheme')} exactly: {found.when.why_not(known)}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -4,6 +4,7 @@ Dispatch, ``phyai explain`` and lint all call :func:`resolve`; nothing else choo
 """
 
 from phyai.resolver.decide import reads, resolve
+from phyai.resolver.failure import in_short
 from phyai.resolver.ordering import BANDS, CAPABILITY, RANKS, TIES
 
-__all__ = ["BANDS", "CAPABILITY", "RANKS", "TIES", "reads", "resolve"]
+__all__ = ["BANDS", "CAPABILITY", "RANKS", "TIES", "in_short", "reads", "resolve"]

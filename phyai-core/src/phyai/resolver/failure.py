@@ -5,17 +5,20 @@ from __future__ import annotations
 import attrs
 
 from phyai.catalog import Catalog
-from phyai.decision import Decision
+from phyai.decision import Decision, Rejected
 from phyai.errors import AmbiguousKernelError, NoKernelError
 from phyai.kernel import Kernel
-from phyai.policy import Rule
+from phyai.policy import Policy, Rule
 
 #: Facts that every settling line would repeat, and facts that change from call to call.
 _WORTH_MATCHING = ("role", "model.family", "device.arch", "quant.scheme")
+#: Kernels whose reasons fit in one line.
+_SHOWN = 2
 
 
 def nothing_left(decision: Decision, restriction: Rule | None, catalog: Catalog) -> NoKernelError:
-    """No kernel may run the call. The message lists every candidate and why; the ``decision`` has every reason."""
+    """No kernel may run the call. The message lists every candidate and why, those that the restriction allows first;
+    the ``decision`` has every reason."""
     absent = catalog.lacks_backends
     if absent is not None:
         return NoKernelError(f"{_call(decision)}: {absent}", attrs.evolve(decision, failure=absent))
@@ -24,9 +27,31 @@ def nothing_left(decision: Decision, restriction: Rule | None, catalog: Catalog)
         why = f"rule {restriction.ref} ({restriction.restriction}) leaves no kernel that can run this call"
     if not decision.candidates:
         why = "no installed backend has a kernel of this op; `phyai backends` shows what is installed"
-    lines = [f"{_call(decision)}: {why}", *(f"  {r.kernel}: [{r.stage.value}] {r.brief}" for r in decision.rejected)]
+    allowed = _allowed(decision, restriction)
+    rejected = [*allowed, *(r for r in decision.rejected if r not in allowed)]
+    lines = [f"{_call(decision)}: {why}", *(f"  {r.kernel}: [{r.stage.value}] {r.brief}" for r in rejected)]
     lines += [f"  part {name}: {part.failure}" for name, part in decision.parts.items() if part.failure]
     return NoKernelError("\n".join(lines), attrs.evolve(decision, failure=why))
+
+
+def in_short(error: NoKernelError, policy: Policy) -> str:
+    """One line of such an error: what it says first and, where a rule restricts the call, why the kernels that it
+    allows cannot run it: some of them, where they are many."""
+    line = str(error).partition("\n")[0]
+    decision = error.decision
+    if not isinstance(decision, Decision) or decision.accepted:
+        return line
+    allowed = _allowed(decision, policy.aspects(decision.facts).restriction)
+    reasons = [f"{r.kernel}: {r.brief}" for r in allowed[:_SHOWN]]
+    more = [f"and {len(allowed) - _SHOWN} more"] if len(allowed) > _SHOWN else []
+    return f"{line} ({'; '.join([*reasons, *more])})" if reasons else line
+
+
+def _allowed(decision: Decision, rule: Rule | None) -> list[Rejected]:
+    """What was found of the kernels that a rule restricts the call to."""
+    if rule is None or rule.restriction is None:
+        return []
+    return [r for r in decision.rejected if rule.restriction.allows(r.kernel)]
 
 
 def ambiguous(decision: Decision, tied: tuple[Kernel, ...]) -> AmbiguousKernelError:

@@ -17,6 +17,7 @@ from phyai.kernel import Kernel
 from phyai.op import Op
 from phyai.policy import Aspects, Layer, NumericsDemand, Policy, Rule, kernel_matches
 from phyai.resolver.eligibility import Verdict
+from phyai.resolver.failure import in_short
 
 _WILD = frozenset("*?[")
 
@@ -75,7 +76,7 @@ def resolve_parts(op: Op, facts: Facts, catalog: Catalog, policy: Policy, enviro
         except NoKernelError as error:
             if isinstance(error.decision, Decision):
                 decisions[part.name] = error.decision
-            problem = problem or f"its part {part.name} ({part.op}) has no kernel: {str(error).splitlines()[0]}"
+            problem = problem or f"its part {part.name} ({part.op}) has no kernel: {in_short(error, policy)}"
     return Parts(decisions, ban, problem)
 
 

@@ -20,7 +20,7 @@ from phyai.errors import CallError, NoKernelError
 from phyai.facts import Facts, FactValue
 from phyai.op import Op
 from phyai.policy import Policy
-from phyai.resolver import resolve
+from phyai.resolver import in_short, resolve
 from phyai.tune.compare import lead
 from phyai.tune.key import CallKey
 from phyai.tune.layer import TuningLayer, facts_of
@@ -196,7 +196,7 @@ def _cell(facts: Facts, catalog: Catalog, policy: Policy, environment: Environme
     try:
         decision = resolve(facts, catalog, policy, environment)
     except NoKernelError as error:
-        return Cell(None, str(error).splitlines()[0])
+        return Cell(None, in_short(error, policy))
     assert decision.kernel is not None
     chosen = layer.of(CallKey.of(facts, catalog).text) if layer is not None else None
     ahead = None
