@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_table import Table, bind, floor_of, normal, prepared
+from gpu_table import BF16_RATE, Table, bind, floor_of, normal, prepared
 
 F = torch.nn.functional
 
@@ -48,6 +48,20 @@ def gemms(table: Rows) -> None:
             table.row(
                 what, "cuda.gemm.skinny", nbytes, facts, lambda: ({"weight": normal(n, k)}, (normal(50, k),)), params
             )
+
+
+def library_gemms(table: Rows) -> None:
+    """The libraries' products of 16-bit weights, at the expert's, the prefix's and the vision tower's sizes."""
+    for m, n, k in (
+        (50, 2560, 1024), (50, 1024, 2048), (50, 8192, 1024), (50, 1024, 4096), (50, 3072, 1024),
+        (768, 3456, 1152), (768, 1152, 1152), (768, 2048, 1152),
+        (968, 512, 2048), (968, 2048, 2048), (968, 32768, 2048), (968, 2048, 16384),
+    ):  # fmt: skip
+        what, floor = f"gemm M={m} N={n} K={k}", floor_of(2 * (n * k + m * (n + k)), 2 * m * n * k, BF16_RATE)
+        table.time(what, "torch.gemm.bf16", floor, lambda: mm(normal(m, k), normal(n, k)))
+        for id in ("flashinfer.gemm.bf16", "flashinfer.gemm.tiny_bf16"):
+            facts = {"shape.N": n, "shape.K": k, "dtype.y": "bf16"}
+            table.time(what, id, floor, lambda: bind(prepared(id, facts, {"weight": normal(n, k)}).run, normal(m, k)))
 
 
 def mm(x: torch.Tensor, w: torch.Tensor) -> Callable[[], Any]:
@@ -217,8 +231,8 @@ def given(table: Rows, b: int, queries: int, keys: int, facts: Mapping[str, Any]
 
 
 PARTS: Mapping[str, Callable[[Rows], None]] = {
-    "gemms": gemms, "norms": norms, "vision": vision, "embeddings": embeddings, "activations": activations,
-    "rotary": rotary, "attention": attention,
+    "gemms": gemms, "library_gemms": library_gemms, "norms": norms, "vision": vision, "embeddings": embeddings,
+    "activations": activations, "rotary": rotary, "attention": attention,
 }  # fmt: skip
 
 
