@@ -136,7 +136,7 @@ def shape_for(
     cuts = [attrs.evolve(any_cut, splits=splits) for splits in SPLITS]
     cuts = [cut for cut in cuts if cut.objection() is None]
     best = [cut for cut in cuts if cut.blocks <= processors and cut.chunks >= LEAST_CHUNKS]
-    return (best[-1:] or cuts[:1] or [None])[0]
+    return next(iter([*best[::-1], *cuts]), None)
 
 
 def launch(
