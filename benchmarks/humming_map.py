@@ -1,7 +1,7 @@
 """The decision map of ``humming_gemm.py``'s figures, and a policy written from them. Needs no GPU.
 
     python benchmarks/humming_map.py benchmarks/results/humming_gemm.json [MORE.json ...] \\
-        --png benchmarks/results/humming_gemm.png --policy policies/pi05/humming_map.yaml
+        --png benchmarks/results/humming_gemm.png --policy policies/pi05/h200_humming_map.yaml
 
 The map (PNG, and a table on stdout) shows the quickest candidate of every (layer, M) and its speed-up over cuBLAS bf16.
 The policy gives every projection the scheme that makes it quickest at the number of rows that it has with one request

@@ -55,7 +55,11 @@ def measure(case: str, out: Path) -> dict[str, Any]:
     text = io.StringIO()
     begin = time.perf_counter()
     status = phyai(arguments(case, out), stdout=text)
-    record: dict[str, Any] = json.loads(text.getvalue()) if text.getvalue() else {"error": f"exit status {status}"}
+    found = json.loads(text.getvalue()) if text.getvalue() else {"error": f"exit status {status}"}
+    record: dict[str, Any] = {
+        "command": f"python benchmarks/pi05_gpu.py --out benchmarks/results --case {case}",
+        **found,
+    }
     record["seconds"] = round(time.perf_counter() - begin, 1)
     (out / f"{model_of(case)}_{case.removeprefix('pi0_')}.json").write_text(json.dumps(record, indent=1) + "\n")
     return record

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -54,6 +56,13 @@ def test_its_kernel_wins_where_a_policy_prefers_it_and_nowhere_else(sparkle):
     preferred = sparkle.asked(*question, "--policy", "policy.yaml")
     assert preferred["chosen"] == "sparkle.rms_norm"
     assert "try-it" in preferred["why"]
+
+
+def test_what_its_readme_asks_for_is_shown(sparkle):
+    readme = (sparkle.folder / "phyai-backend-sparkle" / "README.md").read_text()
+    (sparkle.folder / "policy.yaml").write_text(re.search(r"```yaml\n(.*?)```", readme, re.S)[1])
+    question = shlex.split(re.search(r"`phyai (explain .*?)`", readme)[1])
+    assert sparkle.asked(*question)["chosen"] == "sparkle.rms_norm"
 
 
 def test_a_new_backend_passes_the_kit_at_once(sparkle):

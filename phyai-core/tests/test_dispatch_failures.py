@@ -61,7 +61,7 @@ def test_told_together_they_are_one_line_and_what_is_new_another(caplog):
         act_site(made).run(x())
         assert caplog.records == []
     assert [r.getMessage() for r in caplog.records] == [
-        "only reference kernels are left for gemm, act, although t serves this device; `phyai explain --op OP` says why"
+        "only reference kernels are left for act, gemm, although t serves this device; `phyai explain --op OP` says why"
     ]
     caplog.clear()
     with made.telling_together():

@@ -162,14 +162,6 @@ def test_capture_comes_after_freezing():
     made.require_frozen()
 
 
-def test_tuning_comes_before_freezing():
-    made = dispatcher(plain("a.gemm"))
-    made.require_open("tuning")
-    made.freeze()
-    with pytest.raises(FrozenSiteError, match="tuning comes before freeze"):
-        made.require_open("tuning")
-
-
 def test_nothing_captures_where_torch_is_not_loaded(monkeypatch):
     from phyai.dispatch.capture import capturing
 

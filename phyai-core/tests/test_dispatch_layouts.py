@@ -271,3 +271,23 @@ def test_an_op_whose_weights_are_never_quantized_is_not_explained_so():
         CallError, match=r"no weight of layer_norm_add can be quantized, so its calls have no quant\.weight"
     ):
         explain_call("layer_norm_add", {"quant.weight": "int8"}, CATALOG, of.policy, of.environment)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"quant.scheme": "w8a16_channel"}, r"parts\.gate_up\.quant\.\* describe no scheme"),
+        ({"parts.down.quant.activation": "int8"}, r"parts\.down\.quant\.weight=int4"),
+    ],
+)
+def test_a_question_that_says_of_a_weight_everything_but_its_type_is_refused(said, words):
+    of = dispatcher()
+    with pytest.raises(CallError, match=words):
+        explain_call("gated_mlp", {**ASKED, **said}, CATALOG, of.policy, of.environment)
+
+
+def test_a_scheme_that_is_named_beside_its_type_is_completed():
+    of = dispatcher()
+    for said in ({"quant.weight": "int8"}, {"quant.weight": "int8", "quant.scheme": "w8a16_channel"}):
+        explained = explain_call("gated_mlp", {**ASKED, **said}, CATALOG, of.policy, of.environment)
+        assert explained.facts["parts.down.quant.granularity"] == "channel"

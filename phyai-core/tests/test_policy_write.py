@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from phyai.errors import PolicyError
-from phyai.policy import Layer, Policy, Rule, load_policy, parse_policy, update_rules
+from phyai.policy import Layer, Policy, Rule, default_policy, load_policy, parse_policy, update_rules
 from phyai.predicates import match
 from policy_catalogs import small_catalog
+from ruamel.yaml import YAML
 
 CASES = Path(__file__).parent / "data" / "policies"
 CATALOG = small_catalog()
@@ -60,6 +61,14 @@ def test_any_rule_reads_back_as_it_was(said):
     text = f"schema: v1\nrules:\n  - {json.dumps({'id': 'a', **said})}\n"
     policy = parse_policy(text, catalog=CATALOG, base=Policy()).policy
     assert parse_policy(policy.to_yaml(), catalog=CATALOG, base=Policy()).policy.rules == policy.rules
+
+
+@pytest.mark.parametrize("said", ["", "defaults: {ties: [mine], fallback: error}", "defaults: {ties: [torch, mine]}"])
+def test_what_the_policy_below_says_is_not_written(said):
+    text = f"schema: phyai.kernel/v1\n{said}"
+    policy = parse_policy(text, catalog=CATALOG).policy
+    written = policy.to_yaml(base=default_policy())
+    assert YAML(typ="safe").load(written) == YAML(typ="safe").load(text)
 
 
 FILE = """\

@@ -267,6 +267,12 @@ def test_defaults_fallback_reference_relaxes_a_restriction_and_says_so():
     assert d.decided_by == "defaults"
 
 
+def test_a_restriction_is_relaxed_to_reference_kernels_not_to_others_of_their_band():
+    kernels = [kernel("last.gemm", band=REF), kernel("reference.gemm", band=REF)]
+    d = decide(kernels, [rule("r", {"op": "gemm"}, restrict_to=["z.*"])], fallback="reference", ties=("last",))
+    assert order(d) == ["reference.gemm"]
+
+
 # Ties
 
 
@@ -289,6 +295,11 @@ def test_a_backend_that_is_not_listed_still_ties():
         [kernel("a.gemm"), kernel("b.gemm"), kernel("new.gemm")], ties=("b", "a"), error=AmbiguousKernelError
     )
     assert "b.gemm and new.gemm tie" in str(error)
+
+
+def test_a_backend_that_is_not_listed_comes_last_in_the_reference_band():
+    d = decide([kernel("new.gemm", band=REF), kernel("a.gemm", band=REF)], ties=("b", "a"))
+    assert (order(d), d.decided_by) == (["a.gemm", "new.gemm"], "ties")
 
 
 def test_a_tie_below_the_first_place_is_no_error():
@@ -333,6 +344,12 @@ def test_a_kernel_of_another_op_serves_the_device_too():
 def test_a_backend_whose_library_is_missing_does_not_serve():
     kernels = [kernel("r.gemm", band=REF), kernel("f.act", {"lib.faster": ">=1"})]
     assert decide(kernels).warnings == ()
+
+
+def test_a_kernel_that_comes_last_is_no_reference():
+    kernels = [kernel("last.gemm", band=REF), kernel("reference.gemm", band=REF), kernel("t.gemm", {"shape.K": "%128"})]
+    d = decide(kernels, ties=("last", "reference"))
+    assert (d.kernel.id, d.warnings) == ("last.gemm", ())
 
 
 def test_preferring_the_reference_is_no_fallback():

@@ -1,9 +1,9 @@
-"""Which kernels π0.5 at real size is given on an H200, under the policies that ship for it. No GPU is needed."""
+"""Which kernels π0.5 and π0 at real size are given on a GPU, under the policies that ship for it. No GPU is needed."""
 
 from pathlib import Path
 
 import pytest
-from phyai.policy import load_policy
+from phyai.policy import default_policy, load_policy
 from simulated import decisions
 
 POLICIES = Path(__file__).parents[2] / "policies" / "pi05"
@@ -13,11 +13,12 @@ pytest.importorskip("phyai_backend_flashinfer")
 LAYERS_ONLY = "overrides:\n- {id: layers, match: {op: expert_steps}, restrict_to: decomposed.expert_steps}\n"
 
 
-def policy(name, catalog, tmp_path=None, more=""):
-    path = POLICIES / name
+def policy(name, catalog, tmp_path=None, more="", family="pi05"):
+    path = POLICIES.parent / family / name
     if more:
+        text = path.read_text()
         path = tmp_path / name
-        path.write_text((POLICIES / name).read_text() + more)
+        path.write_text(text + more)
     return load_policy(path, catalog=catalog).policy
 
 
@@ -42,14 +43,18 @@ def test_attention_is_the_best_measured_for_each_shape(catalog):
     assert bucket["prefix", "attention_paged"] == ["flashinfer.attention_paged.fa3"]
 
 
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
 @pytest.mark.parametrize(("batch", "want"), [(1, "cuda.expert_steps.persistent"), (8, "decomposed.expert_steps")])
-def test_the_expert_is_one_launch_for_one_request(batch, want, catalog):
-    found = decisions("h200", policy("h200_bf16.yaml", catalog), catalog, batch=batch)
+def test_the_expert_is_one_launch_for_one_request(batch, want, family, catalog):
+    chosen = policy("h200_bf16.yaml", catalog, family=family)
+    found = decisions("h200", chosen, catalog, batch=batch, family=family)
     assert found["expert", "expert_steps"] == [want]
 
 
-def test_a_policy_turns_the_one_launch_off(catalog, tmp_path):
-    found = decisions("h200", policy("h200_bf16.yaml", catalog, tmp_path, LAYERS_ONLY), catalog)
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
+def test_a_policy_turns_the_one_launch_off(family, catalog, tmp_path):
+    chosen = policy("h200_bf16.yaml", catalog, tmp_path, LAYERS_ONLY, family)
+    found = decisions("h200", chosen, catalog, family=family)
     assert found["expert", "expert_steps"] == ["decomposed.expert_steps"]
 
 
@@ -61,3 +66,12 @@ def test_a_rule_on_the_experts_products_rules_the_one_launch_out(catalog, tmp_pa
     only.write_text("schema: phyai.kernel/v1\nrules:\n" + rule)
     found = decisions("h200", load_policy(only, catalog=catalog).policy, catalog)
     assert found["expert", "expert_steps"] == ["decomposed.expert_steps"]
+
+
+@pytest.mark.parametrize("device", ["rtx4090", "rtx5090", "b200"])
+def test_where_nothing_was_measured_the_default_order_takes_no_reference_and_flashinfer_for_attention(device, catalog):
+    found = decisions(device, default_policy(), catalog)
+    assert not {key for key, ids in found.items() if any(id.startswith("reference.") for id in ids)}
+    assert (
+        found["expert", "attention_paged"] == found["prefix", "attention_paged"] == ["flashinfer.attention_paged.fa2"]
+    )

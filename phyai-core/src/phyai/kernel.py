@@ -119,8 +119,24 @@ def _check_id(_: Any, __: Any, value: str) -> None:
         raise DeclarationError(f"kernel id {value!r} must read <backend>.<op>[.<variant>]")
 
 
+def _of(kind: type) -> Callable[[Kernel, attrs.Attribute[Any], Any], None]:
+    def check(kernel: Kernel, field: attrs.Attribute[Any], value: Any) -> None:
+        if not isinstance(value, kind):
+            raise DeclarationError(
+                f"kernel {kernel.id}: {field.name} is {value!r:.80}; it must be of type {kind.__name__}"
+            )
+
+    return check
+
+
 def _best_first(bands: Mapping[Band, Predicate] | Iterable[tuple[Band, Predicate]]) -> Bands:
-    return tuple(sorted(dict(bands).items(), key=lambda item: -item[0]))
+    pairs = tuple(bands.items() if isinstance(bands, Mapping) else bands)
+    for band, where in pairs:
+        if not (isinstance(band, Band) and isinstance(where, Predicate)):
+            raise DeclarationError(f"bands gives {band!r} where {where!r:.80}; it maps each Band to a Predicate")
+    if len(dict(pairs)) < len(pairs):
+        raise DeclarationError("bands gives one band twice; use any_of")
+    return tuple(sorted(pairs, key=lambda pair: -pair[0]))
 
 
 def _backend(kernel: Kernel) -> str:
@@ -158,16 +174,16 @@ class Kernel:
 
     id: str = attrs.field(validator=_check_id)
     op: str
-    when: Predicate
+    when: Predicate = attrs.field(validator=_of(Predicate))
     prepare: str | PrepareFn = attrs.field(repr=False)
-    capture: Capture
-    numerics: Numerics
-    band: Band = Band.GENERAL
-    rank: int = 0
+    capture: Capture = attrs.field(validator=_of(Capture))
+    numerics: Numerics = attrs.field(validator=_of(Numerics))
+    band: Band = attrs.field(default=Band.GENERAL, validator=_of(Band))
+    rank: int = attrs.field(default=0, validator=_of(int))
     bands: Bands = attrs.field(default=(), converter=_best_first)
-    specializes_on: tuple[str, ...] = ()
-    layouts: tuple[str, ...] = ("plain",)
-    params: tuple[Param, ...] = ()
+    specializes_on: tuple[str, ...] = attrs.field(default=(), validator=_of(tuple))
+    layouts: tuple[str, ...] = attrs.field(default=("plain",), validator=_of(tuple))
+    params: tuple[Param, ...] = attrs.field(default=(), validator=_of(tuple))
     compile: str | CompileFn | None = attrs.field(default=None, repr=False)
     doc: str = ""
     #: The first part of ``id``.

@@ -1,1 +1,1 @@
-"""The whole action expert of π0.5 as one persistent kernel: ``csrc/expert``."""
+"""The whole action expert of π0.5 or π0 as one persistent kernel: ``csrc/expert``."""

@@ -23,7 +23,7 @@ from phyai.dispatch.report import Report, report_of
 from phyai.dispatch.resources import EngineResources
 from phyai.dispatch.site import Site
 from phyai.environment import Environment
-from phyai.errors import CallError, CaptureError, FrozenSiteError
+from phyai.errors import CallError, CaptureError
 from phyai.facts import Facts
 from phyai.kernel import Progress
 from phyai.policy import Policy
@@ -258,15 +258,6 @@ class Dispatcher:
         """
         if not self.frozen:
             raise CaptureError("capture comes after freeze(): call freeze() once every call to come has run once")
-
-    def require_open(self, what: str) -> None:
-        """Called before tuning, and before anything else that must come before freezing.
-
-        Raises:
-            FrozenSiteError: the dispatcher is frozen.
-        """
-        if self.frozen:
-            raise FrozenSiteError(f"{what} comes before freeze(): thaw() the dispatcher first")
 
     def replace_policy(self, policy: Policy) -> PolicyChange:
         """Put another policy in force. Everything decided so far is decided under it first; then only what

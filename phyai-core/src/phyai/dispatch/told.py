@@ -50,7 +50,7 @@ class Told:
                 _log.warning("%s", waiting[0].only_reference)
             elif waiting:
                 serving = serving_backends(self._catalog.kernels, where(Facts(self._environment.facts())))
-                ops = ", ".join(dict.fromkeys(decision.op for decision in waiting))
+                ops = ", ".join(sorted({decision.op for decision in waiting}))  # one text, whichever was met first
                 serve = "serves" if len(serving) == 1 else "serve"
                 why = f"although {' and '.join(serving)} {serve} this device; `phyai explain --op OP` says why"
                 _log.warning("only reference kernels are left for %s, %s", ops, why)

@@ -48,6 +48,11 @@ def described(op: Op, known: Mapping[str, Any]) -> dict[str, FactValue]:
     found: dict[str, FactValue] = {}
     for head, weights in _readers(op).items():
         own = {name[len(head) :]: value for name, value in known.items() if name.startswith(f"{head}quant.")}
+        if any(value is not None for value in own.values()) and own.get("quant.weight") is None:
+            raise CallError(
+                f"the facts {head}quant.* describe no scheme: say which element type the weight has, "
+                f"{head}quant.weight=int4"
+            )
         scheme = described_scheme(own)
         if scheme is not None:
             found |= {f"{head}{name}": value for name, value in scheme.facts().items()}
@@ -68,7 +73,7 @@ def described_scheme(known: Mapping[str, Any]) -> QuantScheme | None:
     """The scheme of which ``known`` gives the weight's element type, and perhaps more.
 
     What it leaves open is as in a policy's ``quantization`` section. None where ``known`` says no element type, or
-    names the scheme itself.
+    names another scheme than that: it then speaks for itself.
 
     Raises:
         CallError: there is no such scheme.
@@ -79,11 +84,12 @@ def described_scheme(known: Mapping[str, Any]) -> QuantScheme | None:
     weight, of_input = (
         {key: known[name] for name, key in keys.items() if known.get(name) is not None} for keys in (_WEIGHT, _INPUT)
     )
-    if "dtype" not in weight or "quant.scheme" in known:
+    if "dtype" not in weight:
         return None
     if "group_size" not in weight and known.get("quant.block_k") is not None:
         weight["block_shape"] = [known.get("quant.block_n") or 1, known["quant.block_k"]]
     try:
-        return plan_from_policy({"default": {"weight": weight, "input": of_input or None}}).default
+        scheme = plan_from_policy({"default": {"weight": weight, "input": of_input or None}}).default
     except QuantPolicyError as error:
         raise CallError(f"the quant.* facts describe no scheme: {error}") from None
+    return scheme if scheme is not None and known.get("quant.scheme") in (None, scheme.name) else None

@@ -20,6 +20,9 @@ from typing import BinaryIO
 #: Errors of writing itself, which carry no path.
 _OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
+#: A folder cannot take the name of a folder that is not empty, or of a file.
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
@@ -59,7 +62,7 @@ def filling(target: Path) -> Iterator[Path]:
     nothing of it stays. ``target`` must not be there; the folders above it are made.
 
     Raises:
-        OSError: it cannot be written, or ``target`` is there and not empty. It names ``target``.
+        OSError: it cannot be written, or another writer made ``target`` meanwhile, which stays. It names ``target``.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -75,7 +78,13 @@ def filling(target: Path) -> Iterator[Path]:
 
     with _unfinished(target, make) as (partial, _):
         yield partial
-        partial.rename(target)
+        try:
+            partial.rename(target)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+            why = "another writer made it meanwhile, and it is left as it is"
+            raise FileExistsError(errno.EEXIST, why, os.fspath(target)) from error
 
 
 @contextlib.contextmanager

@@ -251,11 +251,13 @@ class Policy:
         """A copy with another profile; every other part stays."""
         return attrs.evolve(self, profile=profile)
 
-    def to_yaml(self, layers: Collection[Layer] = (Layer.TUNING, Layer.USER, Layer.OVERRIDE)) -> str:
-        """The text of a policy file that says the same; ``layers`` says whose rules it has."""
+    def to_yaml(
+        self, layers: Collection[Layer] = (Layer.TUNING, Layer.USER, Layer.OVERRIDE), *, base: Policy | None = None
+    ) -> str:
+        """The text of a policy file that says the same over ``base``; ``layers`` says whose rules it has."""
         from phyai.policy._write import policy_yaml
 
-        return policy_yaml(self, layers)
+        return policy_yaml(self, layers, base)
 
     @cached_property
     def _index(self) -> RuleIndex[Rule]:

@@ -22,7 +22,7 @@ from phyai.catalog import Catalog
 from phyai.errors import PolicyError
 from phyai.files.replacing import replacing
 from phyai.policy._load import parse_policy, read_file
-from phyai.policy._model import SCHEMA, Layer, NumericsDemand, Policy, Rule
+from phyai.policy._model import SCHEMA, Defaults, Layer, NumericsDemand, Policy, Rule
 from phyai.policy._yaml import read_yaml
 
 #: What a section of written rules is called; their ids begin with it.
@@ -56,19 +56,22 @@ def rule_data(rule: Rule) -> dict[str, Any]:
 
 
 def policy_data(
-    policy: Policy, layers: Collection[Layer] = (Layer.TUNING, Layer.USER, Layer.OVERRIDE)
+    policy: Policy,
+    layers: Collection[Layer] = (Layer.TUNING, Layer.USER, Layer.OVERRIDE),
+    base: Policy | None = None,
 ) -> dict[str, Any]:
-    """A policy as the mapping of a file; ``layers`` says whose rules."""
+    """A policy as the mapping of a file that is read over ``base``; ``layers`` says whose rules."""
+    below = base or Policy()
     data: dict[str, Any] = {"schema": policy.schema}
-    if policy.profile is not None:
+    if policy.profile != below.profile:
         data["profile"] = policy.profile
     defaults: dict[str, Any] = {}
-    if policy.defaults.fallback is not None:
+    if policy.defaults.fallback != below.defaults.fallback:
         defaults["fallback"] = policy.defaults.fallback
     if policy.defaults.numerics is not None:
         defaults["numerics"] = _numerics_data(policy.defaults.numerics)
-    if policy.defaults.ties:
-        defaults["ties"] = list(policy.defaults.ties)
+    if ties := _own_ties(policy.defaults.ties, below.defaults):
+        defaults["ties"] = list(ties)
     if defaults:
         data["defaults"] = defaults
     if policy.quantization is not None:
@@ -81,10 +84,20 @@ def policy_data(
     return data
 
 
-def policy_yaml(policy: Policy, layers: Collection[Layer] = (Layer.TUNING, Layer.USER, Layer.OVERRIDE)) -> str:
-    """A policy as the text of a file, which :func:`phyai.policy.parse_policy` reads back to the same rules."""
+def _own_ties(ties: tuple[str, ...], base: Defaults) -> tuple[str, ...]:
+    """The shortest head of ``ties`` that gives all of them over ``base``."""
+    heads = (ties[:length] for length in range(len(ties)))
+    return next((head for head in heads if Defaults(ties=head).over(base).ties == ties), ties)
+
+
+def policy_yaml(
+    policy: Policy,
+    layers: Collection[Layer] = (Layer.TUNING, Layer.USER, Layer.OVERRIDE),
+    base: Policy | None = None,
+) -> str:
+    """A policy as the text of a file, which :func:`phyai.policy.parse_policy` over ``base`` reads back to the same."""
     stream = io.StringIO()
-    _yaml().dump(_styled(policy_data(policy, layers)), stream)
+    _yaml().dump(_styled(policy_data(policy, layers, base)), stream)
     return stream.getvalue()
 
 

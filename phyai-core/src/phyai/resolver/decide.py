@@ -20,7 +20,7 @@ from phyai.op import Op
 from phyai.policy import Aspects, Policy, kernel_matches
 from phyai.predicates import Predicate
 from phyai.resolver.failure import ambiguous, nothing_left
-from phyai.resolver.fallback import environment_facts, serving_backends, where
+from phyai.resolver.fallback import environment_facts, references, serving_backends, where
 from phyai.resolver.judging import Judged, judge
 from phyai.resolver.ordering import Order, order
 from phyai.resolver.parts import Parts, resolve_parts
@@ -129,6 +129,8 @@ def _only_reference(
     if aspects.restriction is not None or is_decomposition(chosen):
         return None  # a rule asked for it; or each part has been through this already
     if any(k.band_on(facts) is not Band.REFERENCE for k in judged.eligible):
+        return None
+    if chosen.id not in references(catalog.kernels_of(op.name), facts):
         return None
     if aspects.fallback is not None and any(kernel_matches(p, chosen.id) for p in aspects.fallback.fallback):
         return None

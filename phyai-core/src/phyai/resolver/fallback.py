@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from phyai.composite import is_decomposition
 from phyai.environment import Environment
 from phyai.facts import Facts
 from phyai.kernel import Band, Kernel
 from phyai.predicates import FALSE
+
+#: The backend whose kernels say what the ops mean.
+REFERENCE = "reference"
+
+
+def references(kernels: Iterable[Kernel], facts: Facts) -> frozenset[str]:
+    """The ids of an op's reference kernels on a call: those of the backend ``reference``; where it has none for the op,
+    whatever is in the reference band. The band alone does not make one: it also holds what is to come last."""
+    named = list(kernels)
+    own = [k.id for k in named if k.backend == REFERENCE]
+    return frozenset(own or (k.id for k in named if k.band_on(facts) is Band.REFERENCE))
 
 
 class _Elsewhere:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import attrs
@@ -11,10 +11,11 @@ from phyai.catalog import Catalog
 from phyai.composite import as_resolved, is_decomposition
 from phyai.decision import Rejected, RuleRef, Stage
 from phyai.facts import Facts
-from phyai.kernel import Band, Kernel
+from phyai.kernel import Kernel
 from phyai.op import Op
 from phyai.policy import Aspects, NumericsDemand, Policy, Restriction, Rule, kernel_matches
 from phyai.resolver.eligibility import Verdict, examiner
+from phyai.resolver.fallback import references
 from phyai.resolver.parts import Parts
 
 
@@ -60,7 +61,7 @@ def judge(
     patterns: tuple[str, ...] = ()
     relaxed = allowed
     if able and not allowed:
-        relaxed, warnings, patterns = _relax(rule, facts, aspects, policy, able)
+        relaxed, warnings, patterns = _relax(rule, facts, aspects, policy, catalog.kernels_of(op.name), able)
     kept = {k.id for k in relaxed}
     why = f"not among what rule {rule.ref} allows ({rule.restriction})"
     inner = f"{why}: its parts run {', '.join(dict.fromkeys(parts.kernel_ids))}; a rule without `op` reaches them too"
@@ -90,9 +91,10 @@ def _allows(rule: Rule, restriction: Restriction, kernel: Kernel, parts: Parts) 
 
 
 def _relax(
-    rule: Rule, facts: Facts, aspects: Aspects, policy: Policy, able: list[Kernel]
+    rule: Rule, facts: Facts, aspects: Aspects, policy: Policy, kernels: Sequence[Kernel], able: list[Kernel]
 ) -> tuple[list[Kernel], tuple[str, ...], tuple[str, ...]]:
-    """What a restriction that leaves nothing usable falls back to, with a warning that says so."""
+    """What a restriction that leaves nothing usable falls back to, with a warning that says so. ``kernels`` are all of
+    the op, ``able`` those that can run the call."""
     if rule.restriction is None or rule.restriction.pin:
         return [], (), ()
     if aspects.fallback is not None:
@@ -102,7 +104,8 @@ def _relax(
             why = f"rule {rule.ref} leaves nothing usable; fell back as rule {aspects.fallback.ref} says"
             return named, (why,), patterns
     if policy.relaxes_restrictions:
-        reference = [k for k in able if k.band_on(facts) is Band.REFERENCE]
+        plain = references(kernels, facts)
+        reference = [k for k in able if k.id in plain]
         why = f"rule {rule.ref} leaves nothing usable; relaxed to a reference kernel by defaults.fallback: reference"
         return reference, (why,), ("*",)
     return [], (), ()

@@ -3,7 +3,7 @@
 Preferences of rules come first, the highest layer's before the others'; what they leave equal goes by the bands that
 kernels have on this call; inside a band fused kernels come before the decomposition, a backend's own kernels go by
 rank, and two backends by ``defaults.ties``. What is still equal then is a tie, and a tie for the first place is an
-error.
+error. In the reference band a backend that ``defaults.ties`` does not list ties with none that it lists: it comes last.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from phyai.composite import BACKEND as DECOMPOSED
 from phyai.composite import is_decomposition
 from phyai.decision import Accepted, RuleRef
 from phyai.facts import FactValue
-from phyai.kernel import Kernel
+from phyai.kernel import Band, Kernel
 from phyai.policy import Aspects, Rule, kernel_matches
 
 #: ``Decision.decided_by`` where no layer of rules decided.
@@ -53,9 +53,8 @@ def order(
     for kernel in eligible:
         id, backend = kernel.id, kernel.backend
         places = tuple([position(id) for position in of_rules])
-        # Inside a band, the decomposition comes after every fused kernel. That is all that orders backends.
         band = kernel.band_on(facts) if kernel.bands else kernel.band  # few have any
-        strong = (of_fallback(id) if fallback else 0, places, -band, backend == DECOMPOSED)
+        strong = (of_fallback(id) if fallback else 0, places, -band, _standing(backend, band, tie_of))
         rows.append((strong, tie_of.get(backend, len(ties)), backend, -kernel.rank, id, kernel))
     rows.sort()  # ids are unique, so that kernels are never compared
     level = [row[-1] for row in rows if row[0] == rows[0][0]]
@@ -67,6 +66,14 @@ def order(
     first, second = (rows * 2)[:2]
     decided_by = _decided_by((first[-1], *first[0][1:3]), (second[-1], *second[0][1:3]), aspects.prefer)
     return Order(tuple(row[-1] for row in rows), accepted, decided_by, _tied(level, ties))
+
+
+def _standing(backend: str, band: Band, tie_of: Mapping[str, int]) -> int:
+    """All that orders backends inside a band: the decomposition comes after every fused kernel, and what nobody should
+    get by accident after both."""
+    if backend == DECOMPOSED:
+        return 1
+    return 2 if band is Band.REFERENCE and tie_of and backend not in tie_of else 0
 
 
 def _tied(level: Sequence[Kernel], ties: Sequence[str]) -> tuple[Kernel, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from phyai.policy import Policy
+from phyai.policy import Policy, default_policy
 
 from phyai_models.quantized.sensitivity import Sensitivity
 
@@ -30,7 +30,7 @@ def mixed_policy(found: Sensitivity, policy: Policy, checkpoint: str | Path, obs
         f"# Everything at its smallest would have a worst cosine of {found.together.worst:.6f} "
         f"in {found.together.nbytes / 1e6:.2f} MB.",
     ]
-    base = attrs.evolve(policy, quantization=None).to_yaml().splitlines()
+    base = attrs.evolve(policy, quantization=None).to_yaml(base=default_policy()).splitlines()
     at = next((i for i, line in enumerate(base) if line.startswith(("rules:", "overrides:"))), len(base))
     return "\n".join([*lines, *base[:at], *_section(found), *base[at:]]) + "\n"
 
