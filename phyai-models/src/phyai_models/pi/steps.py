@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,8 @@ class AllSteps:
     steps and layers."""
 
     def __init__(self, model: PiModel) -> None:
-        self._model = model
+        # The model owns these calls. Were it held in turn, its weights would outlive it until a garbage collection.
+        self._model: PiModel = weakref.proxy(model)
         self._sites: dict[int, Site | None] = {}
 
     def site(self, steps: int) -> Site | None:
