@@ -66,19 +66,6 @@ def test_mixed_dtypes_are_refused() -> None:
     assert not BY_ID["flashinfer.attention_paged.fa2"].when.holds(on("h200", {"dtype.k_cache": "fp16"}))
 
 
-@pytest.mark.parametrize("row", ["fa2", "fa3"])
-@pytest.mark.parametrize(
-    ("attribute", "value", "takes"),
-    [
-        ("window", None, True), ("window", 1, True), ("window", 0, False), ("window", -1, False),
-        ("soft_cap", None, True), ("soft_cap", 0.5, True), ("soft_cap", 0, False), ("soft_cap", -5, False),
-    ],
-)  # fmt: skip
-def test_what_the_library_takes_for_none_is_refused(row: str, attribute: str, value: Any, takes: bool) -> None:
-    when = BY_ID[f"flashinfer.attention_paged.{row}"].when
-    assert when.holds(on("h200", {f"attrs.{attribute}": value})) == takes
-
-
 # ---------------------------------------------------------------------------------------------- on a GPU
 
 gpu = pytest.mark.gpu

@@ -9,7 +9,6 @@ import attrs
 import pytest
 import torch
 from harness import KERNELS, OPS, assert_close, compute, exact, oracle, prepare, run
-from phyai.predicates import FALSE
 from phyai.synthesize import synthesize
 from phyai_backend_reference.torch_rows import sdpa
 
@@ -125,10 +124,3 @@ def test_ragged_attention_is_the_references(
         for id in ("torch.attention.varlen", "reference.attention")
     )
     torch.testing.assert_close(got, want)
-
-
-@pytest.mark.parametrize(("window", "refused"), [(1, False), (0, True), (-1, True)])
-@pytest.mark.parametrize("op", ["attention", "attention_paged"])
-def test_a_window_that_the_library_takes_for_none_is_refused(op: str, window: int, refused: bool) -> None:
-    when = KERNELS[f"torch.{op}.varlen"].when
-    assert (when.given({"attrs.window": window}) == FALSE) is refused

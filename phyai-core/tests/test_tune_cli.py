@@ -135,7 +135,10 @@ def test_what_cannot_be_done_is_said(phyai, argv, words):
     ("argv", "words"),
     [
         ((), "give a MODEL with --checkpoint, or --op OP"),
-        (("nomodel", "--checkpoint", "x"), "unknown model 'nomodel'; models installed: none"),
+        (
+            ("nomodel", "--checkpoint", "x"),
+            "unknown model 'nomodel'; models installed: none (pip install phyai-models: pi05, pi0)",
+        ),
         (("--op", "activation", "--repeat", "0"), "--repeat 0: at least 1"),
         (("--op", "activation", "--checkpoint", "x"), "go with a MODEL"),
     ],

@@ -112,7 +112,7 @@ def _fp8() -> Iterator[Figure]:
 
 def _in_the_model() -> Iterator[Figure]:
     """Attention over pages in π0.5's graphs, and the whole step with the expert in one launch and layer by layer."""
-    for file in ("pi05_3cameras_exact.json", "pi05_3cameras_bucket.json", "pi05_batch8.json"):
+    for file in ("pi05_3cameras_exact.json", "pi05_3cameras_bucket.json", "pi05_batch8.json", "pi05_batch8_fa2.json"):
         for stage in json.loads((RESULTS / file).read_text())["stages"].values():
             by_site = stage.get("by_site", {"columns": [], "rows": []})
             for row in (dict(zip(by_site["columns"], values, strict=True)) for values in by_site["rows"]):

@@ -109,8 +109,8 @@ def check_names(op: Op, names: Iterable[str], vocabulary: Vocabulary) -> None:
 
 
 def _attribute(op: Op, attr: Attr, value: Any) -> Any:
-    if attr.values is not None and value is not None and value not in attr.values:
-        raise CallError(f"{op.name}: {attr.name}={value!r}; allowed: {', '.join(map(str, attr.values))}")
+    if not attr.allows(value):
+        raise CallError(f"{op.name}: {attr.name}={value!r}; allowed: {attr.allowed()}")
     return value
 
 

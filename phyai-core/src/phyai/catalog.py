@@ -192,7 +192,7 @@ class Catalog:
         for model in self.models:
             if model.name == name:
                 return model
-        here = ", ".join(model.name for model in self.models) or "none"
+        here = ", ".join(model.name for model in self.models) or "none (pip install phyai-models: pi05, pi0)"
         broken = "".join(
             f"; {status}: {status.reason}"
             for status in self.plugins

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from attrs import field, frozen
@@ -56,13 +57,54 @@ class Tensor:
 
 @frozen
 class Attr:
-    """One attribute of a signature. Kernels must honour it or not be eligible."""
+    """One attribute of a signature. Kernels must honour it or not be eligible.
+
+    ``values`` are all that it may be; ``whole``, ``minimum`` and ``positive`` say which numbers. Absent (None) is
+    allowed where it is the default.
+    """
 
     name: str
     kind: FactKind
     default: Any
     doc: str
     values: tuple[Any, ...] | None = None
+    whole: bool = False
+    minimum: float | None = None
+    positive: bool = False
+
+    def allowed(self) -> str:
+        """What it may be, in words.
+
+        >>> Attr("window", FactKind.NUMBER, None, "", whole=True, minimum=1).allowed()
+        'a whole number from 1 on, or absent'
+        """
+        absent = ", or absent" if self.default is None else ""
+        if self.values is not None:
+            return ", ".join(map(str, self.values)) + absent
+        if self.kind is not FactKind.NUMBER:
+            return {FactKind.FLAG: "true or false", FactKind.NAME: "a name"}.get(self.kind, str(self.kind)) + absent
+        number = "a whole number" if self.whole else "a number"
+        bound = " above 0" if self.positive else "" if self.minimum is None else f" from {self.minimum:g} on"
+        return number + bound + absent
+
+    def allows(self, value: Any) -> bool:
+        """Whether it may have this value.
+
+        >>> window = Attr("window", FactKind.NUMBER, None, "", whole=True, minimum=1)
+        >>> [window.allows(value) for value in (None, 1, 0, 1.5, True, "one")]
+        [True, True, False, False, False, False]
+        """
+        if value is None:
+            return self.default is None
+        if self.values is not None:
+            return value in self.values
+        if self.kind is not FactKind.NUMBER:
+            return isinstance(value, {FactKind.FLAG: bool, FactKind.NAME: str}.get(self.kind, object))
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            return False
+        number = float(value)
+        whole = number.is_integer() or not self.whole
+        return whole and not (self.positive and number <= 0) and (self.minimum is None or number >= self.minimum)
 
 
 @frozen

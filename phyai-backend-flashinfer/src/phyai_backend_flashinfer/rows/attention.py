@@ -20,17 +20,10 @@ def _better(dim: str, queries: str) -> dict[Band, Predicate]:
     return {Band.OPTIMIZED: match({f"shape.{dim}": queries})}
 
 
-def _scores(when: Mapping[str, Any]) -> dict[str, Any]:
-    """The library takes a window of no keys, and a cap that is not positive, for none."""
-    window = [{"attrs.window": None}, {"attrs.window": ">=1"}]
-    soft_cap = [{"attrs.soft_cap": None}, {"attrs.soft_cap": ">0"}]
-    return {**when, "all_of": [*when.get("all_of", ()), {"any_of": window}, {"any_of": soft_cap}]}
-
-
 def _attention(id: str, when: Mapping[str, Any], prepare: str, *, doc: str, better: str, rank: int = 0) -> Kernel:
     # lengths decide how the work is split, so a row's bits depend on the batch
     return row(
-        id, _scores(when), f"attention:{prepare}", doc=doc, rank=rank, batch_invariant=False, band=Band.GENERAL,
+        id, when, f"attention:{prepare}", doc=doc, rank=rank, batch_invariant=False, band=Band.GENERAL,
         bands=_better("Sq", better),
     )  # fmt: skip
 
@@ -41,14 +34,14 @@ def _last(
 ) -> Kernel:  # fmt: skip
     """A row that comes after torch's, except where torch has none."""
     return row(
-        id, _scores(when), f"attention:{prepare}", doc=doc, rank=rank, batch_invariant=False, band=Band.REFERENCE,
+        id, when, f"attention:{prepare}", doc=doc, rank=rank, batch_invariant=False, band=Band.REFERENCE,
         bands={Band.GENERAL: match({"attrs.soft_cap": "*"})}, capture=capture, specializes_on=specializes_on,
     )  # fmt: skip
 
 
 def _paged(id: str, when: Mapping[str, Any], prepare: str, *, doc: str, better: str, rank: int = 0) -> Kernel:
     # a captured grid fits the rows of q that it was planned for
-    when, rows = _scores({**when, **_PAGED}), ("shape.T",)
+    when, rows = {**when, **_PAGED}, ("shape.T",)
     return row(
         id, when, f"attention_paged:{prepare}", doc=doc, rank=rank, batch_invariant=False, specializes_on=rows,
         band=Band.GENERAL, bands=_better("T", better),

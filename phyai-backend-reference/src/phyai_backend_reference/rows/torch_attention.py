@@ -70,7 +70,6 @@ def _varlen(names: tuple[str, ...]) -> dict[str, Any]:
         {"device.type": "cuda", "device.vendor": "nvidia", "device.arch": ">=sm80", "lib.torch": ">=2.11"},
         {"shape.head_dim": "%8"},
         {"shape.head_dim": "<=256"},
-        {"any_of": [{"attrs.window": None}, {"attrs.window": ">=1"}]},  # one of no keys is none to the library
         _tensors(names, _HALF),
     )
 

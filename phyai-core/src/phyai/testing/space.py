@@ -130,9 +130,8 @@ class Space:
                 found += [s.attrs[name] for s in self.op.arg_specs if name in s.attrs]
                 found += [False, True] if attribute.kind is FactKind.FLAG and not attribute.values else []
                 if attribute.kind is FactKind.NUMBER and not attribute.values:
-                    found += [v for v in interesting(literals) if v > 0]
-                allowed = attribute.values
-                return tuple(v for v in dict.fromkeys(found) if allowed is None or v is None or v in allowed)
+                    found += interesting(literals)
+                return tuple(v for v in dict.fromkeys(found) if attribute.allows(v))
         return tuple(dict.fromkeys(v for literal in literals for v in getattr(literal, "values", ())))
 
     @property

@@ -102,8 +102,10 @@ def kind_of(kernel: str) -> str:
 
     >>> kind_of("sm90_xmma_gemm_bf16bf16"), kind_of("cudnn_generated_fort_native_sdpa_sm90")
     ('product', 'attention')
+    >>> kind_of("flashinfer::activation::act_and_mul_kernel"), kind_of("flashinfer::BatchPrefillWithPagedKVCacheKernel")
+    ('activation', 'attention')
     """
-    name = kernel.lower()
+    name = kernel.lower().replace("flashinfer", "")
     for kind, words in {
         "attention": ("sdpa", "attention", "flash", "prefill", "fmha"),
         "expert": ("expert", "pack_kv"),

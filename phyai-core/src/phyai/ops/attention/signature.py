@@ -33,8 +33,15 @@ from phyai.ops.attention.arg_specs import ARG_SPECS
 #: Attributes that every attention op has.
 ATTRIBUTES = (
     Attr("causal", FactKind.FLAG, False, "a query sees no later key; the last query is aligned to the last key"),
-    Attr("window", FactKind.NUMBER, None, "a query sees this many keys up to its own position, and none before"),
-    Attr("soft_cap", FactKind.NUMBER, None, "scores s become soft_cap * tanh(s / soft_cap)"),
+    Attr(
+        "window",
+        FactKind.NUMBER,
+        None,
+        "a query sees this many keys up to its own position, and none before",
+        whole=True,
+        minimum=1,
+    ),
+    Attr("soft_cap", FactKind.NUMBER, None, "scores s become soft_cap * tanh(s / soft_cap)", positive=True),
     Attr("scale", FactKind.NUMBER, None, "factor of the scores; 1 / sqrt(head_dim) when absent"),
 )
 

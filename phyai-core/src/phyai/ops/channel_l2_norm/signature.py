@@ -29,6 +29,6 @@ OP = Op(
         Dim("C", "channels"),
         Dim("S", "positions", dynamic=True, minimum=0),
     ),
-    attributes=(Attr("eps", FactKind.NUMBER, 1e-12, "smallest norm that is divided by"),),
+    attributes=(Attr("eps", FactKind.NUMBER, 1e-12, "smallest norm that is divided by", minimum=0),),
     arg_specs=ARG_SPECS,
 )

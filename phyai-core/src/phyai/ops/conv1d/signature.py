@@ -18,10 +18,10 @@ from phyai.ops.conv1d.arg_specs import ARG_SPECS
 
 #: Attributes that every convolution has; each holds for all axes.
 ATTRIBUTES = (
-    Attr("stride", FactKind.NUMBER, 1, "positions between outputs"),
-    Attr("padding", FactKind.NUMBER, 0, "zeros added at both ends"),
-    Attr("dilation", FactKind.NUMBER, 1, "positions between the kernel's elements"),
-    Attr("groups", FactKind.NUMBER, 1, "groups of channels that do not mix"),
+    Attr("stride", FactKind.NUMBER, 1, "positions between outputs", whole=True, minimum=1),
+    Attr("padding", FactKind.NUMBER, 0, "zeros added at both ends", whole=True, minimum=0),
+    Attr("dilation", FactKind.NUMBER, 1, "positions between the kernel's elements", whole=True, minimum=1),
+    Attr("groups", FactKind.NUMBER, 1, "groups of channels that do not mix", whole=True, minimum=1),
 )
 
 OP = Op(

@@ -31,8 +31,8 @@ OP = Op(
         Dim("D", "size of a row"),
     ),
     attributes=(
-        Attr("start", FactKind.NUMBER, None, "first index of this shard"),
-        Attr("end", FactKind.NUMBER, None, "first index after this shard"),
+        Attr("start", FactKind.NUMBER, None, "first index of this shard", whole=True, minimum=0),
+        Attr("end", FactKind.NUMBER, None, "first index after this shard", whole=True, minimum=0),
         Attr("scale", FactKind.NUMBER, None, "factor of every row"),
     ),
     arg_specs=ARG_SPECS,

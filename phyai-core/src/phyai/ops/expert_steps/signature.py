@@ -114,7 +114,7 @@ OP = Op(
         Dim("norms", "2 * layers + 1"),
         Dim("max_position", "positions that cos_sin holds"),
     ),
-    attributes=(Attr("heads", FactKind.NUMBER, 1, "query heads"), EPS, ACTIVATION),
+    attributes=(Attr("heads", FactKind.NUMBER, 1, "query heads", whole=True, minimum=1), EPS, ACTIVATION),
     tolerance=TOLERANCE,
     arg_specs=ARG_SPECS,
     synthesize="phyai.ops.expert_steps.inputs:fill",

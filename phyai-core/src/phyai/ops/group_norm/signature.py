@@ -33,8 +33,8 @@ OP = Op(
         Dim("S", "positions", dynamic=True),
     ),
     attributes=(
-        Attr("groups", FactKind.NUMBER, 1, "groups of channels"),
-        Attr("eps", FactKind.NUMBER, 1e-5, "added to the variance"),
+        Attr("groups", FactKind.NUMBER, 1, "groups of channels", whole=True, minimum=1),
+        Attr("eps", FactKind.NUMBER, 1e-5, "added to the variance", minimum=0),
     ),
     arg_specs=ARG_SPECS,
     fit=fits.group_norm,

@@ -19,7 +19,7 @@ from phyai.op import Attr, Dim, Op, Tensor
 from phyai.ops.layer_norm.arg_specs import ARG_SPECS
 from phyai.ops.rms_norm.signature import HEADS
 
-EPS = Attr("eps", FactKind.NUMBER, 1e-5, "added to the variance")
+EPS = Attr("eps", FactKind.NUMBER, 1e-5, "added to the variance", minimum=0)
 BIAS = FactSpec("attrs.bias", FactKind.FLAG, "a bias is given")
 
 

@@ -54,9 +54,9 @@ OP = Op(
         Dim("rotary_dim", "how much of a head is rotated: even, at most head_dim", minimum=2),
     ),
     attributes=(
-        Attr("heads", FactKind.NUMBER, 1, "query heads"),
-        Attr("kv_heads", FactKind.NUMBER, 1, "key and value heads"),
-        Attr("head_dim", FactKind.NUMBER, 64, "size of one head"),
+        Attr("heads", FactKind.NUMBER, 1, "query heads", whole=True, minimum=1),
+        Attr("kv_heads", FactKind.NUMBER, 1, "key and value heads", whole=True, minimum=1),
+        Attr("head_dim", FactKind.NUMBER, 64, "size of one head", whole=True, minimum=1),
         STYLE,
     ),
     tolerance=TOLERANCE,

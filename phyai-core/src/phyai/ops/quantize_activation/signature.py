@@ -43,7 +43,7 @@ OP = Op(
     attributes=(
         Attr("format", FactKind.NAME, "fp8_e4m3", "element type of the codes", values=FORMATS),
         Attr("granularity", FactKind.NAME, "token", "what shares a scale", values=("tensor", "token", "group")),
-        Attr("group_size", FactKind.NUMBER, None, "elements per scale, with group"),
+        Attr("group_size", FactKind.NUMBER, None, "elements per scale, with group", whole=True, minimum=1),
     ),
     arg_specs=ARG_SPECS,
     fit=fits.quantize_activation,

@@ -17,7 +17,7 @@ from phyai.facts import FactKind, FactSpec
 from phyai.op import Attr, Dim, Op, Tensor
 from phyai.ops.rms_norm.arg_specs import ARG_SPECS
 
-EPS = Attr("eps", FactKind.NUMBER, 1e-6, "added to the mean square")
+EPS = Attr("eps", FactKind.NUMBER, 1e-6, "added to the mean square", minimum=0)
 OFFSET = Attr("offset", FactKind.NUMBER, 0, "added to the weight: 1 for the 1 + w form", values=(0, 1))
 HEADS = FactSpec("shape.heads", FactKind.NUMBER, "heads, where each head is normalized on its own", minimum=1)
 
