@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def measure(case: str, out: Path) -> dict[str, Any]:
     status = phyai(arguments(case, out), stdout=text)
     found = json.loads(text.getvalue()) if text.getvalue() else {"error": f"exit status {status}"}
     record: dict[str, Any] = {
-        "command": f"python benchmarks/pi05_gpu.py --out benchmarks/results --case {case}",
+        "command": shlex.join(["python", "benchmarks/pi05_gpu.py", "--out", str(out), "--case", case]),
         **found,
     }
     record["seconds"] = round(time.perf_counter() - begin, 1)

@@ -15,6 +15,7 @@ import torch
 from phyai.facts import Facts, number, whole
 from phyai.kernel import Prepared, Resources
 
+from phyai_backend_cuda.norms.calls import run_of
 from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load, settled
 from phyai_backend_cuda.runtime.memory import aligned, output, placed, readable, rows_of, settle
 
@@ -75,20 +76,12 @@ def prepare_rms_norm(
                 settle(residual, added)
         return y
 
-    def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        return norm(x, None, out)
-
-    def run_add(
-        x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None
-    ) -> torch.Tensor:
-        return norm(x, residual, out)
-
     def refresh(new: Mapping[str, Any]) -> None:
         if weight is not None:
             weight.copy_(new["weight"])
         settled()
 
-    return Prepared(run_add if add else run, refresh=refresh)
+    return Prepared(run_of(norm, add=add), refresh=refresh)
 
 
 prepare_rms_norm_add = functools.partial(prepare_rms_norm, add=True)

@@ -15,6 +15,7 @@ from phyai.facts import Facts, number
 from phyai.kernel import Prepared, Resources
 from phyai.refresh import in_place
 
+from phyai_backend_cuda.norms.calls import run_of
 from phyai_backend_cuda.runtime.memory import contiguous, output, rows_of, settle
 from phyai_backend_cuda.triton_rows.common import overlapping, wait_previous, warps
 
@@ -99,15 +100,7 @@ def _prepared(
             settle(residual, added)
         return y
 
-    def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        return norm(x, None, out)
-
-    def run_add(
-        x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor | None = None, state: object = None
-    ) -> torch.Tensor:
-        return norm(x, residual, out)
-
-    return Prepared(run_add if add else run, refresh=in_place(held))
+    return Prepared(run_of(norm, add=add), refresh=in_place(held))
 
 
 def prepare_rms_norm(
