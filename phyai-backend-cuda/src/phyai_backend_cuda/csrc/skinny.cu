@@ -206,9 +206,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) skinny(const __grid_constan
     }
     gmma_wait<0>();
     copy_wait<0>();
-    if (BITS < 16 && !GROUP) {
+    if (BITS < 16 && !GROUP) {  // rounded: the compiler makes one of it and of adding a bias at some M8, not at others
 #pragma unroll
-        for (int i = 0; i < M8 * 4; ++i) acc[i] *= factor[i >> 1 & 1];
+        for (int i = 0; i < M8 * 4; ++i) acc[i] = __fmul_rn(acc[i], factor[i >> 1 & 1]);
     }
 
     // ---- partial results, [block][eight of rows of x][thread] of four elements, to whom they belong
