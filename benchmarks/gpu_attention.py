@@ -3,7 +3,8 @@
     python benchmarks/gpu_attention.py --out benchmarks/results/attention.json
 
 Every figure is the time of one call among 40 in one graph, each with its own queries and cache (own memory: nothing is
-found in L2), the median of 20 replays. A part that fails is recorded and the rest goes on.
+found in L2), the median of 20 replays; the floor is as in ``gpu_table.py``. A part that fails is recorded and the rest
+goes on.
 """
 
 # ruff: noqa: B023 - every closure is called before the loop goes on
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from gpu_parts import CALLS, Report, compiled, main_of, microseconds, resources
+from gpu_table import BF16_RATE, floor_of
 
 EXPERT = {"shape.heads": 8, "shape.kv_heads": 1, "shape.head_dim": 256, "dtype.q": "bf16", "device.sm_count": 132}
 
@@ -136,7 +138,8 @@ def times(report: Report) -> None:
         b = len(queries)
         facts = {**EXPERT, "shape.pages": b, "shape.page_size": 1024, "attrs.single_page": True}
         held = metadata(queries, [[i] for i in range(b)], [keys] * b)
-        what = f"{b} x {queries[0]} x {keys}"
+        what, nbytes = f"{b} x {queries[0]} x {keys}", 2 * 256 * (2 * b * keys + 2 * 8 * sum(queries))
+        floor = round(floor_of(nbytes, 4 * sum(queries) * keys * 8 * 256, BF16_RATE) * 1e6, 2)
 
         def calls(ready: Any, held: dict[str, torch.Tensor], b: int, rows: int) -> list[Callable[[], Any]]:
             state = ready.plan(held)
@@ -147,13 +150,13 @@ def times(report: Report) -> None:
         for params in [{}, *variants, {"splits": 16, "overlap": False}, {"splits": 8, "overlap": False}]:
             if b > 1 and params.get("splits", 1) == 16:
                 continue
-            row = {"call": what, "kernel": "cuda.attention_paged.split", **params}
+            row = {"call": what, "kernel": "cuda.attention_paged.split", "floor_us": floor, **params}
             report.attempt(
                 "time", row, lambda p=params: {"us": microseconds(calls(prepare(facts, p), held, b, sum(queries)))}
             )
         planned = {**facts, "shape.T": sum(queries)}
         report.attempt(
-            "time", {"call": what, "kernel": "flashinfer.attention_paged.fa2"},
+            "time", {"call": what, "kernel": "flashinfer.attention_paged.fa2", "floor_us": floor},
             lambda: {"us": microseconds(calls(flashinfer(planned), host(held), b, sum(queries)))},
         )  # fmt: skip
 

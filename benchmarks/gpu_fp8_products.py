@@ -136,6 +136,14 @@ def passes(table: Table) -> None:
         table.time(what, "cuda.quantize_activation static", floor,
                    lambda: bind(prepared("cuda.quantize_activation", tensor, {}).run, normal(m, k),
                                 torch.tensor([0.02], device="cuda")))  # fmt: skip
+        for words, more in (
+            ("int8 token", {"attrs.format": "int8"}), ("int8 tensor", {**tensor, "attrs.format": "int8"}),
+            ("groups of 128", {"attrs.granularity": "group", "attrs.group_size": 128}),
+        ):  # fmt: skip
+            if not more.get("attrs.group_size") or k % 128 == 0:
+                table.time(what, f"cuda.quantize_activation {words}", floor,
+                           lambda: bind(prepared("cuda.quantize_activation", {**token, **more}, {}).run,
+                                        normal(m, k)))  # fmt: skip
     for m, width, gated in ((968, 16384, True), (768, 4304, False)):
         columns = width * (1 + gated)
         what = f"{'gated ' * gated}activation {m} x {width}"

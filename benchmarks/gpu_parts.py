@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -25,6 +26,15 @@ LIMIT_S = 150  # of a part
 def resources() -> EngineResources:
     """What an engine lends, to all rows that one process times."""
     return EngineResources(Device("cuda"))
+
+
+def command_of(argv: Sequence[str]) -> str:
+    """The command of a script of this folder, as its readers type it.
+
+    >>> command_of(["/home/me/benchmarks/gpu_rows.py", "--out", "rows.json"])
+    'python benchmarks/gpu_rows.py --out rows.json'
+    """
+    return shlex.join(["python", f"benchmarks/{Path(argv[0]).name}", *argv[1:]])
 
 
 class Report:
@@ -111,8 +121,8 @@ def main_of(
             broken.append({"part": part, "code": code})
     rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     report = {
-        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "seconds": round(time.monotonic() - begun),
-        "broken": broken, "rows": rows,
+        "command": command_of(sys.argv), "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "seconds": round(time.monotonic() - begun), "broken": broken, "rows": rows,
     }  # fmt: skip
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     lines.unlink(missing_ok=True)

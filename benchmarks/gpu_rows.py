@@ -2,7 +2,8 @@
 
     python benchmarks/gpu_rows.py --out benchmarks/results/rows.json
 
-``gpu_table.py`` says how they are timed; the floor is the bytes that must move.
+``gpu_table.py`` says how they are timed, and what the floor is. Launches that overlap are timed each behind another of
+its kind, which they overlap.
 """
 
 # ruff: noqa: B023 - every closure is called before the loop goes on
@@ -15,28 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_table import Table, bind, floor_of, normal, prepared
+from gpu_few_rows import feed_forward, products
+from gpu_table import Rows, bind, normal, prepared
 
 F = torch.nn.functional
-
-
-class Rows(Table):
-    """Figures of the catalog's rows, and of what is beside them."""
-
-    def row(
-        self, what: str, id: str, nbytes: int, facts: Mapping[str, Any],
-        make: Callable[[], tuple[dict[str, Any], tuple]], params: Mapping[str, Any] = {},
-    ) -> None:  # fmt: skip
-        """``make`` gives the weights and the inputs of a fresh call."""
-
-        def call() -> Callable[[], Any]:
-            weights, inputs = make()
-            return bind(prepared(id, facts, weights, params).run, *inputs)
-
-        self.plain(what, id + ("" if not params else f" {dict(params)}"), nbytes, call)
-
-    def plain(self, what: str, who: str, nbytes: int, make: Callable[[], Callable[[], Any]]) -> None:
-        self.time(what, who, floor_of(nbytes), make)
 
 
 def gemms(table: Rows) -> None:
@@ -56,15 +39,17 @@ def mm(x: torch.Tensor, w: torch.Tensor) -> Callable[[], Any]:
 
 def norms(table: Rows) -> None:
     for m, d in ((50, 1024), (968, 2048)):
-        what, nbytes, facts = f"rms_norm M={m} D={d}", 4 * m * d, {"shape.D": d, "attrs.eps": 1e-6, "attrs.offset": 0}
+        what, nbytes = f"rms_norm M={m} D={d}", 4 * m * d
+        facts = {"dtype.x": "bf16", "shape.D": d, "attrs.eps": 1e-6, "attrs.offset": 0}
         table.plain(what, "torch.rms_norm", nbytes, lambda: bind(F.rms_norm, normal(m, d), (d,), normal(d)))
-        for id in ("cuda.rms_norm", "flashinfer.rms_norm"):
+        for id in ("cuda.rms_norm", "cuda.rms_norm.overlap", "flashinfer.rms_norm"):
             table.row(what, id, nbytes, facts, lambda: ({"weight": normal(d)}, (normal(m, d),)))
         what, nbytes = f"rms_norm_add M={m} D={d}", 8 * m * d
-        for id in ("cuda.rms_norm_add", "flashinfer.rms_norm_add"):
+        for id in ("cuda.rms_norm_add", "cuda.rms_norm_add.overlap", "flashinfer.rms_norm_add"):
             table.row(what, id, nbytes, facts, lambda: ({"weight": normal(d)}, (normal(m, d), normal(m, d))))
-    table.row("ada_rms_norm M=50 D=1024", "cuda.ada_rms_norm", 4 * 50 * 1024, {"shape.D": 1024},
-              lambda: ({}, (normal(50, 1024), normal(1, 3072))))  # fmt: skip
+    for id in ("cuda.ada_rms_norm", "cuda.ada_rms_norm.overlap"):
+        table.row("ada_rms_norm M=50 D=1024", id, 4 * 50 * 1024, {"dtype.x": "bf16", "shape.D": 1024},
+                  lambda: ({}, (normal(50, 1024), normal(1, 3072))))  # fmt: skip
     table.plain("ada_rms_norm M=50 D=1024", "torch, eager", 4 * 50 * 1024, ada)
     table.row("gated_residual M=50 D=1024", "cuda.gated_residual", 6 * 50 * 1024, {"shape.D": 1024},
               lambda: ({}, (normal(50, 1024), normal(50, 1024), normal(1, 1024))))  # fmt: skip
@@ -91,16 +76,16 @@ def added_norm() -> Callable[[], Any]:
 def vision(table: Rows) -> None:
     """SigLIP's feed-forward block, the patches of three images."""
     m, k, i = 768, 1152, 4304
-    what, nbytes = f"mlp M={m} K=N={k} I={i}", 2 * (2 * k * i + 2 * m * k)
+    what, nbytes, flops = f"mlp M={m} K=N={k} I={i}", 2 * (2 * k * i + 2 * m * k), 4 * m * k * i
     table.row(what, "torch.mlp.addmm_activation", nbytes, {},
               lambda: ({"fc1": normal(i, k), "fc1_bias": normal(i), "fc2": normal(k, i), "fc2_bias": normal(k)},
-                       (normal(m, k) / 32,)))  # fmt: skip
+                       (normal(m, k) / 32,)), flops=flops)  # fmt: skip
 
     def chain() -> Callable[[], Any]:
         x, fc1, fc1_bias, fc2, fc2_bias = normal(m, k) / 32, normal(i, k), normal(i), normal(k, i), normal(k)
         return lambda: F.linear(F.gelu(F.linear(x, fc1, fc1_bias), approximate="tanh"), fc2, fc2_bias)
 
-    table.plain(what, "torch: linear, gelu, linear", nbytes, chain)
+    table.plain(what, "torch: linear, gelu, linear", nbytes, chain, flops)
 
 
 def embeddings(table: Rows) -> None:
@@ -145,11 +130,27 @@ def rotary(table: Rows) -> None:
             table.row(f"kv_write M={m}", id, 8 * m * 256, {**facts, "shape.pages": 1, "shape.page_size": 1024},
                       lambda: ({}, (normal(m, 1, 256), normal(m, 1, 256), normal(1, 1024, 1, 256),
                                     normal(1, 1024, 1, 256), positions)))  # fmt: skip
-        nbytes = 2 * (2560 * k + m * (k + 2 * 2560))
-        table.row(f"qkv_rope_kv_write M={m} K={k}", "cuda.qkv_rope_kv_write", nbytes, facts,
+        what, nbytes, flops = f"qkv_rope_kv_write M={m} K={k}", 2 * (2560 * k + m * (k + 2560)), 2 * m * 2560 * k
+        table.row(what, "cuda.qkv_rope_kv_write", nbytes, facts,
                   lambda: ({"weight": normal(2560, k), "cos_sin": cos_sin},
-                           (normal(m, k), positions, normal(1, 1024, 1, 256), normal(1, 1024, 1, 256),
-                            positions)))  # fmt: skip
+                           (normal(m, k), positions, normal(1, 1024, 1, 256), normal(1, 1024, 1, 256), positions)),
+                  flops=flops)  # fmt: skip
+
+        def chain() -> Callable[[], Any]:
+            rope = prepared("cuda.rope", facts, {"cos_sin": cos_sin}).run
+            kv_write = prepared("cuda.kv_write", facts, {}).run
+            x, weight = normal(m, k), normal(2560, k)
+            k_cache, v_cache = normal(1, 1024, 1, 256), normal(1, 1024, 1, 256)
+
+            def call() -> torch.Tensor:
+                q, key, value = F.linear(x, weight).unflatten(-1, (-1, 256)).split((8, 1, 1), -2)
+                q, key = rope(q, key, positions)
+                kv_write(key, value, k_cache, v_cache, positions)
+                return q
+
+            return call
+
+        table.plain(what, "decomposed.qkv_rope_kv_write", nbytes, chain, flops)
 
 
 def attention(table: Rows) -> None:
@@ -185,12 +186,13 @@ def paged(table: Rows, requests: int, queries: int, keys: int) -> None:
         "last_page_len": torch.full((requests,), keys, dtype=torch.int32),
     }  # fmt: skip
     what = f"attention_paged T={rows} requests={requests} keys={keys}"
-    nbytes = 2 * 256 * (2 * requests * keys + 2 * 8 * rows)
+    nbytes, flops = 2 * 256 * (2 * requests * keys + 2 * 8 * rows), 4 * rows * keys * 8 * 256
     for id in (
-        "cuda.attention_paged.split", "flashinfer.attention_paged.fa2", "flashinfer.attention_paged.fa3",
+        "cuda.attention_paged.split", "cuda.attention_paged.split_batch_invariant",
+        "flashinfer.attention_paged.fa2", "flashinfer.attention_paged.fa3",
         "torch.attention_paged.sdpa_cudnn", "torch.attention_paged.sdpa_flash", "torch.attention_paged.varlen",
     ):  # fmt: skip
-        if id == "cuda.attention_paged.split" and rows > 512:
+        if id.startswith("cuda.attention_paged.split") and rows > 512:
             continue
         on_host = id.startswith("flashinfer.")
         held = {name: tensor if on_host else tensor.cuda() for name, tensor in metadata.items()}
@@ -202,23 +204,23 @@ def paged(table: Rows, requests: int, queries: int, keys: int) -> None:
             inputs = normal(rows, 8, 256), normal(requests, size, 1, 256), normal(requests, size, 1, 256)
             return lambda: ready.run(*inputs, state=state)
 
-        table.plain(what, id, nbytes, call)
+        table.plain(what, id, nbytes, call, flops)
 
 
 def given(table: Rows, b: int, queries: int, keys: int, facts: Mapping[str, Any], ids: Sequence[str]) -> None:
     """Keys that come with the call."""
     heads, kv_heads, dim = (facts[f"shape.{name}"] for name in ("heads", "kv_heads", "head_dim"))
     what, nbytes = f"attention B={b} Sq={queries} Sk={keys}", 4 * b * dim * (heads * queries + kv_heads * keys)
-    sizes = {"shape.B": b, "shape.Sq": queries, "shape.Sk": keys}
+    sizes, flops = {"shape.B": b, "shape.Sq": queries, "shape.Sk": keys}, 4 * b * queries * keys * heads * dim
     for id in ids:
         table.row(what, id, nbytes, {**facts, **sizes},
                   lambda: ({}, (normal(b, queries, heads, dim), normal(b, keys, kv_heads, dim),
-                                normal(b, keys, kv_heads, dim))))  # fmt: skip
+                                normal(b, keys, kv_heads, dim))), flops=flops)  # fmt: skip
 
 
 PARTS: Mapping[str, Callable[[Rows], None]] = {
     "gemms": gemms, "norms": norms, "vision": vision, "embeddings": embeddings, "activations": activations,
-    "rotary": rotary, "attention": attention,
+    "rotary": rotary, "attention": attention, "products": products, "feed_forward": feed_forward,
 }  # fmt: skip
 
 

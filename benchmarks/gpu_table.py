@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_parts import BANDWIDTH, CALLS, microseconds, resources
+from gpu_parts import BANDWIDTH, CALLS, command_of, microseconds, resources
 from phyai.facts import Facts
 from phyai.kernel import Kernel, Prepared
 
@@ -35,7 +36,8 @@ class Table:
         self.rows.append(row)
         print(json.dumps(row), flush=True)
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-        report = {"device": device, "torch": torch.__version__, "rows": self.rows}
+        command = command_of(sys.argv)
+        report = {"command": command, "device": device, "torch": torch.__version__, "rows": self.rows}
         self.out.write_text(json.dumps(report, indent=1) + "\n")
 
     def time(
@@ -55,6 +57,27 @@ class Table:
             row["problem"] = f"{type(problem).__name__}: {problem}"[:300]
         torch.cuda.empty_cache()
         self.add(row)
+
+
+class Rows(Table):
+    """Figures of the catalog's rows, and of what is beside them: of ``nbytes`` and, in 16 bits, ``flops``."""
+
+    def row(
+        self, what: str, id: str, nbytes: float, facts: Mapping[str, Any],
+        make: Callable[[], tuple[dict[str, Any], tuple]], params: Mapping[str, Any] = {}, flops: float = 0.0,
+    ) -> None:  # fmt: skip
+        """``make`` gives the weights and the inputs of a fresh call."""
+
+        def call() -> Callable[[], Any]:
+            weights, inputs = make()
+            return bind(prepared(id, facts, weights, params).run, *inputs)
+
+        self.plain(what, id + ("" if not params else f" {dict(params)}"), nbytes, call, flops)
+
+    def plain(
+        self, what: str, who: str, nbytes: float, make: Callable[[], Callable[[], Any]], flops: float = 0.0
+    ) -> None:
+        self.time(what, who, floor_of(nbytes, flops, BF16_RATE), make)
 
 
 def floor_of(nbytes: float, flops: float = 0.0, rate: float = FP8_RATE) -> float:

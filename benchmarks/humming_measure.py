@@ -22,7 +22,7 @@ from phyai.quant.realize.dequantize import dequantize
 from phyai.quant.weight import QuantizedWeight
 from phyai_backend_humming import rows as humming_rows_of
 from phyai_backend_humming.convert import arranged_bias, at_real_size, take
-from phyai_backend_humming.gemm import quantizer
+from phyai_backend_humming.gemm import quantizer, static_scales
 from phyai_backend_humming.layout import pack
 from phyai_backend_humming.library import library
 from phyai_backend_humming.schedules import compile_schedules
@@ -207,7 +207,7 @@ def rows(unit: Unit, environment: Environment) -> Iterator[dict[str, Any]]:
         raise ValueError(f"{kernel.id} refuses {scheme.name} [{n}, {k}]: {reason}")
     plain, bias = weight_of(scheme, n, k, bias=biased)
     dense = dequantize(plain)
-    quantize = quantizer(scheme.input, plain)
+    quantize = quantizer(scheme.input, plain.shape[1], static_scales(plain))
     nbytes = n * k * scheme.weight.bits // 8
     resources = EngineResources(environment.device)
     given = {} if bias is None else {"bias": bias}

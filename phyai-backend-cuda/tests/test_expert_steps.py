@@ -10,6 +10,8 @@ from phyai.facts import Facts
 from phyai.op import ArgSpec
 from phyai.ops.expert_steps import OP
 from phyai.synthesize import synthesize
+from phyai.testing.case import MEMORY
+from phyai.testing.memory import move
 from phyai_backend_cuda.expert import steps
 from phyai_backend_cuda.expert.weights import gate_up_order, qkv_order
 from phyai_backend_reference.reference.expert_steps import prepare as prepare_reference
@@ -52,6 +54,9 @@ class Emulated:
     def bind_cache(self, keys, values):
         assert len(keys) == len(values) == len(self.layers)
         assert all(t.shape[1:] == (256,) for t in (*keys, *values))
+        # what ``pack_kv`` reads: 16 bytes at a time, with one stride between keys
+        assert not any(t.data_ptr() % 16 or t.stride(0) % 8 or t.stride(1) != 1 for t in (*keys, *values))
+        assert len({t.stride(0) for t in (*keys, *values)}) == 1
         self.keys, self.values = keys, values
 
     def load_prefix(self):
@@ -131,6 +136,19 @@ def test_other_lengths_and_an_output_of_the_caller(spec, monkeypatch):
         out = torch.full_like(call.inputs["x"], 99.0)
         assert prepared.run(*call.inputs.values(), out=out) is out
         torch.testing.assert_close(out, reference(call), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("memory", [*MEMORY, ("dense", "rows")], ids=str)
+def test_caches_lie_as_they_like(memory, monkeypatch):
+    monkeypatch.setattr(steps, "Expert", Emulated)
+    call = synthesize(OP, PI05, seed=7)
+    forms = (memory, memory) if isinstance(memory, str) else memory
+    call.inputs.update({n: move(call.inputs[n], form) for n, form in zip(("k_cache", "v_cache"), forms, strict=True)})
+    prepared = steps.prepare(facts(call), call.weights, {}, None)
+    for _ in range(2):
+        torch.testing.assert_close(prepared.run(*call.inputs.values()), reference(call), rtol=1e-3, atol=1e-3)
+        call.inputs["k_cache"].mul_(-0.5)  # another request's, in the same memory
+        call.inputs["v_cache"].mul_(-0.5)
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 CODE = """
 import torch
+from phyai.errors import CallError
 from phyai.quant.realize.quantize import quantize_input
 from phyai.quant.scheme import TensorQuant
 from phyai_backend_humming.activation import Rounding, quantize
@@ -62,17 +63,25 @@ assert torch.equal(codes.float().view(5, 256), (x.float() / want).clamp(-127, 12
 assert run(x[:0])[0].shape == (0, 256)
 
 # what a row does with its inputs is what the op does
-from types import SimpleNamespace
-from phyai_backend_humming.gemm import quantizer
-weight = SimpleNamespace(shape=(64, 256), input_scale=torch.tensor(0.021))
-inside = quantizer(TensorQuant("int8", "token", dynamic=True), weight)(x)
+from phyai.quant.scheme import QuantScheme
+from phyai.quant.weight import QuantizedWeight
+from phyai_backend_humming.gemm import quantizer, static_scales
+inside = quantizer(TensorQuant("int8", "token", dynamic=True), 256)(x)
 assert torch.equal(inside[0], codes[0]) and torch.equal(inside[1], scales[0])
 static = prepare({"attrs.format": "int8", "attrs.granularity": "tensor"}, {}, {}, None).run(x, torch.tensor([0.021]))
-inside = quantizer(TensorQuant("int8", "tensor"), weight)(x)
+given = QuantScheme(TensorQuant("int8", "channel"), TensorQuant("int8", "tensor"))
+weight = QuantizedWeight(given, (64, 256), input_scale=torch.tensor(0.021))
+inside = quantizer(given.input, 256, static_scales(weight))(x)
 assert torch.equal(inside[0].clamp(min=-127), static[0])  # a scheme's int8 has one code more than the op's
 assert torch.equal(inside[1], static[1])
-packed, each = quantizer(TensorQuant("int4", "token", dynamic=True), weight)(x)
+packed, each = quantizer(TensorQuant("int4", "token", dynamic=True), 256)(x)
 assert packed.dtype == torch.uint8 and packed.shape == (5, 128) and each.shape == (5, 1)
+by_group = prepare({"attrs.format": "int8", "attrs.granularity": "group", "attrs.group_size": 96}, {}, {}, None).run
+try:
+    by_group(x)  # groups of 96 would run from one row into the next
+    raise SystemExit("rows of 256 were taken for groups of 96")
+except CallError as error:
+    assert "group_size=96" in str(error)
 out = torch.zeros(5, 256, dtype=torch.int8), torch.zeros(5, 1)
 assert run(x, out=out) is out and torch.equal(out[0], codes[0])
 print("equal")

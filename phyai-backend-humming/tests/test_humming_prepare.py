@@ -38,15 +38,15 @@ class Launcher:
         self.calls: list[dict[str, Any]] = []
 
     def __call__(self, configs: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: Any) -> None:
-        x_scale_2, _, bias, y = rest[3:7]
-        *_, locks, top_k, valid_m, check = rest
+        x_scale, x_scale_2, _, bias, y = rest[2:7]
+        top_k, valid_m, check = rest[-3:]
         assert x.is_contiguous()
         assert y.is_contiguous()
         assert x.data_ptr() % 16 == 0
         assert (top_k, valid_m, x_scale_2) == (1, 0, None)
-        product = x.float() @ self.weight.T
+        product = x.float() @ self.weight.T * (1.0 if x_scale is None else x_scale)
         y.copy_(product if bias is None else product + bias)
-        self.calls.append({"kernel": int(configs[0]), "m": x.shape[0], "check": check, "locks": locks, "bias": bias})
+        self.calls.append({"kernel": int(configs[0]), "m": x.shape[0], "check": check, "x": x, "x_scale": x_scale})
 
 
 @attrs.frozen(eq=False)
@@ -94,6 +94,45 @@ def test_three_dimensions_gaps_and_odd_addresses() -> None:
             y = c.prepared.run(x)
             assert y.shape == (*x.shape[:-1], 16)
             torch.testing.assert_close(y, want(c, x))
+
+
+def _without_a_place(m: int, n: int, dtype: torch.dtype, device: str = "cpu") -> Any:
+    return pytest.param({"out": torch.empty(m, n, dtype=dtype, device=device)}, id=f"{m}x{n}-{dtype}-{device}")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        _without_a_place(16, 5, torch.bfloat16), _without_a_place(5, 8, torch.bfloat16),
+        _without_a_place(5, 16, torch.int8), _without_a_place(5, 16, torch.bfloat16, "meta"),
+    ],
+)  # fmt: skip
+def test_an_output_that_the_product_does_not_fit_is_refused_before_launching(given: Any) -> None:
+    with case("w4a16", W4) as c:
+        with pytest.raises(CallError, match=r"out is .* \(5, 16\) on cpu is right"):
+            c.prepared.run(torch.zeros(5, 64, dtype=torch.bfloat16), **given)
+        assert c.launcher.calls == []
+
+
+def test_inputs_on_another_device_are_refused_before_launching() -> None:
+    with case("w4a16", W4) as c:
+        with pytest.raises(CallError, match=r"on meta; .* on cpu"):
+            c.prepared.run(torch.zeros(2, 64, dtype=torch.bfloat16, device="meta"))
+        assert c.launcher.calls == []
+
+
+def test_a_kernel_that_was_never_launched_is_not_captured() -> None:
+    with case("w4a16", W4, 2560, 1024, params={"rows": [16, 256]}) as c:
+        x = torch.zeros(200, 1024, dtype=torch.bfloat16)
+        c.prepared.run(x[:10])
+        with mock.patch("phyai_backend_humming.gemm.capturing", return_value=True):
+            c.prepared.run(x[:16])
+            with pytest.raises(CaptureError, match="200 rows"):
+                c.prepared.run(x)
+        c.prepared.run(x)
+        with mock.patch("phyai_backend_humming.gemm.capturing", return_value=True):
+            c.prepared.run(x)
+    assert [call["m"] for call in c.launcher.calls] == [10, 16, 200, 200]
 
 
 def test_no_rows_launch_nothing() -> None:
@@ -166,6 +205,30 @@ def test_refresh_takes_new_numbers_in_place() -> None:
         c.prepared.refresh({"weight": other})
         assert held.data_ptr() == address
         assert torch.equal(held, words)
+
+
+@pytest.mark.parametrize("rule", ["amax", "inverse"])
+def test_refresh_takes_the_new_scale_of_static_inputs(rule: str) -> None:
+    scheme = QuantScheme(
+        TensorQuant("fp8_e4m3", "channel", scale_dtype="bf16"), TensorQuant("fp8_e4m3", "tensor", scale_rule=rule)
+    )
+
+    def made(scale: float) -> QuantizedWeight:
+        plain = quantized_weight(torch.randn(16, 64, generator=torch.Generator().manual_seed(0)), scheme)
+        return pack(attrs.evolve(plain, input_scale=torch.tensor(scale)))
+
+    def codes(rows: torch.Tensor, _size: int, _rounding: Any, out: Any, scales: torch.Tensor, static: Any) -> None:
+        out.copy_(rows / static)
+
+    quantize = mock.patch("phyai_backend_humming.activation.quantize", codes)
+    with quantize, case("fp8_a8", scheme, weight=made(0.5)) as c:
+        x = torch.full((2, 64), 3.0, dtype=torch.bfloat16)
+        assert c.prepared.refresh is not None
+        for scale in (0.5, 0.25):
+            c.prepared.refresh({"weight": made(scale)})
+            torch.testing.assert_close(c.prepared.run(x), want(c, x))
+            assert c.launcher.calls[-1]["x"][0, 0].item() == 3.0 / scale
+            assert c.launcher.calls[-1]["x_scale"].item() == scale
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,16 @@ def test_batch_invariant_kernels_do_not_split_the_sum() -> None:
     assert other["use_stream_k"]
 
 
+@pytest.mark.parametrize("given", [TOKEN_INT8, TOKEN_INT4], ids=lambda q: q.dtype)
+def test_scales_of_groups_beside_integer_inputs_stay_floats(given: TensorQuant) -> None:
+    # the library can round them to 1024 steps of the largest: a group of zeros has scale 1, the others would be lost
+    from phyai_backend_humming.convert import layer_config
+
+    scheme = QuantScheme(TensorQuant("int4", "group", group_size=128, scale_dtype="bf16"), given)
+    with simulated(89):
+        assert not layer_config(scheme, 2560, 1024, torch.bfloat16, 0, real=False).use_int_weight_scale
+
+
 def test_mx_inputs_are_not_taken_for_plain_ones() -> None:
     scheme = QuantScheme(MXFP4, attrs.evolve(MXFP8, dynamic=True))
     assert accepting(scheme, 4096, 4096, 90, "bf16") == []

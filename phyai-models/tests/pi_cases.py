@@ -20,6 +20,15 @@ from safetensors.torch import load_file, save_file
 
 DATA = Path(__file__).parent / "data"
 CASES = ("pi05_a", "pi05_c", "pi0_a")
+POLICIES = Path(__file__).parents[2] / "policies"
+#: The handed cases under every policy that ships for their model, but for those whose kernels run on GPUs alone and at
+#: larger sizes.
+UNDER_POLICIES = [
+    (name, policy)
+    for name in CASES
+    for policy in sorted(path.name for path in (POLICIES / name.partition("_")[0]).glob("*.yaml"))
+    if "humming" not in policy
+]
 ARGS = {"pi05": PI05Args, "pi0": PI0Args}
 REFERENCE = "schema: phyai.kernel/v1\nrules:\n- {id: plain, match: {}, restrict_to: 'reference.*'}\n"
 
@@ -43,6 +52,13 @@ def engine(
     family = family_of(directory)
     config = EngineConfig(DeviceConfig(device, dtype), tags=tags, runtime=runtime or RuntimeConfig())
     return Engine(EngineArgs(family, ARGS[family](directory, **arguments), config), policy=policy, catalog=catalog)
+
+
+def assert_moves_alike(policy: Path, got: torch.Tensor, inputs: dict[str, torch.Tensor], want: torch.Tensor) -> None:
+    """That actions under a shipped policy, quantizing or not, add to the noise what lerobot's model adds."""
+    noise = inputs["noise"][..., : want.shape[-1]]
+    exact = "quantization:" not in policy.read_text()
+    assert cosine(got - noise, want - noise) > (0.9995 if exact else 0.998)
 
 
 def run(

@@ -8,9 +8,12 @@ import attrs
 import pytest
 import torch
 from phyai.cli.app import main
+from phyai.engine import Engine
 from phyai_models.bench.baseline import TimeBoxError, _time_box, worst_cosine
 from phyai_models.bench.timeline import Span, kind_of, totals
 from phyai_models.bench.timing import Timing
+from phyai_models.pi.inputs import TOKEN_MASK
+from phyai_models.pi.requests import DeviceBatch, LerobotBatch
 from pi_cases import random_checkpoint
 
 torch.set_num_threads(1)
@@ -54,6 +57,7 @@ def test_every_stage_is_timed_and_the_plain_implementation_agrees(family, tmp_pa
         assert baseline["worst_cosine_without_noise"] > 0.999999
         assert baseline["times_faster"] == pytest.approx(baseline["p50"] / record["stages"]["total"]["p50"])
     assert record["memory"]["recordings"] >= 1
+    assert record["memory"]["allocated"] is record["memory"]["reserved"] is None
     assert record["decisions"]
     for name in ("vision", "prefix", "expert"):
         stage = record["stages"][name]
@@ -140,7 +144,10 @@ def test_a_table_for_people(tmp_path, catalog):
     (warning,) = (line for line in err.splitlines() if "WARNING" in line)
     assert "only reference kernels are left for" in warning
     assert "ceilings: fp32 " in out
-    assert "memory: parameters" in out
+    (memory,) = (line for line in out.splitlines() if line.startswith("memory: "))
+    assert [part.split()[0] for part in memory.removeprefix("memory: ").split(", ")] == [
+        "parameters", "cache", "buffers", "graphs",
+    ]  # fmt: skip
 
 
 def test_more_than_the_model_takes_is_refused(tmp_path, catalog):
@@ -220,6 +227,42 @@ def test_a_timeline_that_cannot_be_written_is_refused_before_anything_is_loaded(
     status, _, err = run("pi05", "--checkpoint", "none", "--timeline", tmp_path / "no" / "t.png", catalog=catalog)
     assert status == 1
     assert "t.png cannot be written: there is no folder" in err
+
+
+@pytest.mark.parametrize("name", ["t", "t.xyz", "folder.png"])
+def test_a_timeline_is_a_png_file_and_nothing_else(name, tmp_path, catalog):
+    """Under another name the library that draws it writes another format, or elsewhere."""
+    (tmp_path / "folder.png").mkdir()
+    status, _, err = run("pi05", "--checkpoint", "none", "--timeline", tmp_path / name, catalog=catalog)
+    assert status == 1
+    assert f"{name} cannot be written: give a file whose name ends in .png" in err
+
+
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
+def test_from_host_to_host_goes_through_the_engine_as_callers_do(family, tmp_path, catalog, monkeypatch):
+    directory = random_checkpoint(tmp_path, family, cameras=3)
+    asked, step = [], Engine.step
+
+    def noted(self, request):
+        result = step(self, request)
+        asked.append((request, getattr(result, "actions", result).clone()))  # the next request overwrites it
+        return result
+
+    monkeypatch.setattr(Engine, "step", noted)
+    status, _, err = run(
+        family, "--checkpoint", directory, "--cameras", 2, "--prompt-tokens", 7, "--batch", 2, "--steps", 1, "--device",
+        "cpu", "--dtype", "fp32", "--runs", 3, "--warmup", 1, "--json", catalog=catalog,
+    )  # fmt: skip
+    assert status == 0, err
+    batches = [(request.tensors, actions) for request, actions in asked if isinstance(request, LerobotBatch)]
+    assert len(batches) == 2 * (3 + 1), "one length, then two in turns"
+    lengths = [int(tensors[TOKEN_MASK].sum()) for tensors, _ in batches]
+    assert lengths == [14] * 4 + [14, 12] * 2
+    images = [value for name, value in batches[0][0].items() if "images" in name]
+    assert len(images) == 2
+    assert all(image.min() >= 0 and image.max() <= 1 for image in images)
+    on_device = next(actions for request, actions in asked if isinstance(request, DeviceBatch))
+    torch.testing.assert_close(batches[0][1], on_device[..., : batches[0][1].shape[-1]], rtol=1e-5, atol=1e-5)
 
 
 def test_a_seed_that_torch_does_not_take_is_refused(tmp_path, catalog):

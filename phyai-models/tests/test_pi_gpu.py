@@ -11,7 +11,18 @@ from phyai_models.bench.tape import record_tape
 from phyai_models.bench.where import spans_of
 from phyai_models.pi.hosted import DeviceBatch, LerobotBatch, NewWeights
 from phyai_models.runner import memory_errors
-from pi_cases import CASES, case, cosine, engine, random_batch, random_checkpoint, relative_error
+from pi_cases import (
+    CASES,
+    POLICIES,
+    UNDER_POLICIES,
+    assert_moves_alike,
+    case,
+    cosine,
+    engine,
+    random_batch,
+    random_checkpoint,
+    relative_error,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,6 +46,14 @@ def test_handed_cases_come_out_as_on_the_cpu(name, runtime, catalog):
         assert cosine(got, expected["actions"]) > 0.999
     else:
         assert relative_error(got, expected["actions"]) < 1e-4
+
+
+@pytest.mark.parametrize(("name", "policy"), UNDER_POLICIES)
+def test_handed_cases_come_out_under_every_policy(name, policy, catalog):
+    directory, inputs, expected = case(name)
+    file = POLICIES / name.partition("_")[0] / policy
+    with engine(directory, catalog=catalog, policy=file, device="cuda", runtime=EXACT) as running:
+        assert_moves_alike(file, actions(running, inputs), inputs, expected["actions"])
 
 
 @pytest.mark.parametrize("runtime", [GRAPH, EXACT], ids=["buckets", "exact"])

@@ -6,7 +6,20 @@ import torch
 from phyai_models.bench.plain import PlainPi
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.inputs import Inputs, from_lerobot
-from pi_cases import CASES, REFERENCE, case, copy_case, cosine, random_batch, random_checkpoint, relative_error, run
+from pi_cases import (
+    CASES,
+    POLICIES,
+    REFERENCE,
+    UNDER_POLICIES,
+    assert_moves_alike,
+    case,
+    copy_case,
+    cosine,
+    random_batch,
+    random_checkpoint,
+    relative_error,
+    run,
+)
 from safetensors.torch import load_file
 
 
@@ -55,6 +68,14 @@ def test_mixed_precision_stages_point_where_lerobots_do(policy, catalog):
     for name, value in expected.items():
         assert got[name].shape == value.shape
         assert cosine(got[name], value) > 0.999, name
+
+
+@pytest.mark.parametrize(("name", "policy"), UNDER_POLICIES)
+def test_actions_under_every_policy_point_where_lerobots_do(name, policy, catalog):
+    directory, inputs, expected = case(name)
+    file = POLICIES / name.partition("_")[0] / policy
+    got = run(directory, inputs, policy=file, catalog=catalog)["actions"]
+    assert_moves_alike(file, got, inputs, expected["actions"])
 
 
 @pytest.mark.parametrize("name", ["pi05_a", "pi0_a"])

@@ -159,6 +159,31 @@ def test_running_out_of_memory_lets_go_of_what_was_allocated():
     assert e.value.__cause__ is None
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"),
+        MemoryError("Out of memory allocating 5 bytes"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_cudas_libraries_run_out_of_memory_as_torch_does(error):
+    """Instantiating a graph, CuPy's allocations, and cuBLAS: it is nobody's kernel that failed."""
+    with (
+        pytest.raises(DeviceMemoryError, match=r"a graph needs 1\.00 GB"),
+        memory_errors(torch.device("cpu"), "a graph", 10**9, "use less", lambda: None),
+    ):
+        raise error
+
+
+def test_other_errors_than_of_memory_are_left_alone():
+    with (
+        pytest.raises(RuntimeError, match=r"^illegal memory access$"),
+        memory_errors(torch.device("cpu"), "a graph", 10**9, "use less", lambda: None),
+    ):
+        raise RuntimeError("illegal memory access")
+
+
 def test_a_kernel_that_fails_is_named_and_not_chosen_again(tmp_path, catalog):
     directory = random_checkpoint(tmp_path, "pi05")
     batch = LerobotBatch(random_batch(directory, batch=1, tokens=3))

@@ -178,6 +178,34 @@ def test_a_device_batch_is_answered_where_it_lies(tmp_path, catalog):
             running.step(attrs.evolve(request, images=request.images[:, :0]))
 
 
+@pytest.mark.parametrize("runtime", [STATIC, RuntimeConfig("eager")], ids=["static", "eager"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": lambda t: (t * 255).to(torch.uint8)}, r"images is uint8; give a floating dtype, in \[-1, 1\]"),
+        ({"tokens": lambda t: t.float()}, "tokens is float32; give int64"),
+        ({"tokens": lambda t: t.tolist()}, "tokens is a list; give a tensor of int64"),
+        ({"token_mask": lambda t: t.long()}, "token_mask is int64; give bool"),
+        ({"camera_mask": lambda t: torch.ones(2, 2)}, "camera_mask is float32; give bool"),
+        ({"noise": lambda t: t.long()}, "noise is int64; give a floating dtype"),
+    ],
+)
+def test_a_device_batch_of_other_dtypes_is_refused(change, message, runtime, tmp_path, catalog):
+    """Pixels of 0 to 255 would be taken for normalized ones, and nothing would say so."""
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch = random_batch(directory, batch=2, tokens=6)
+    with engine(directory, catalog=catalog, runtime=runtime) as running:
+        request = DeviceBatch(
+            images=torch.stack([batch[c] for c in running.model.config.cameras], 1),
+            tokens=batch["observation.language.tokens"],
+            token_mask=batch["observation.language.attention_mask"],
+            noise=batch["noise"],
+        )
+        ((name, changed),) = change.items()
+        with pytest.raises(InputError, match=message):
+            running.step(attrs.evolve(request, **{name: changed(getattr(request, name))}))
+
+
 def test_a_request_that_fails_on_the_way_in_leaves_no_lengths_behind(tmp_path, catalog):
     directory = random_checkpoint(tmp_path, "pi05")
     short, long = (random_batch(directory, batch=1, tokens=n, seed=n) for n in (2, 4))

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from phyai.dispatch import Site
 from phyai.engine import RuntimeConfig
 from phyai.errors import DeviceMemoryError, KernelFailure
 from phyai_models.pi.hosted import LerobotBatch
@@ -87,17 +88,22 @@ def test_memory_that_runs_out_while_recording_is_said_and_earlier_recordings_mak
     small, large = (LerobotBatch(random_batch(directory, batch=1, tokens=tokens)) for tokens in (3, 7))
     with engine(directory, catalog=catalog, runtime=RuntimeConfig("static", prompt_buckets=(4, 8))) as running:
         want, runner, compute = running.step(small).actions, running.model.runner, Program.compute
+        made = []
 
         def fails(self):
+            made.append(weakref.ref(self))
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
         monkeypatch.setattr(Program, "compute", fails)
         with pytest.raises(
             DeviceMemoryError,
             match=r"a recording for batch 1, 2 cameras, 8 prompt tokens, 4 steps needs \S+ GB .*max_graphs",
-        ):
+        ) as error:
             running.step(large)
-        assert runner.memory().recordings == 0
+        memory = runner.memory()
+        assert (memory.recordings, memory.cache) == (0, 0)
+        assert error.value.__traceback__ is not None
+        assert made[-1]() is None, "nor does the error hold what was made"
         monkeypatch.setattr(Program, "compute", compute)
         assert torch.equal(running.step(small).actions, want)
 
@@ -113,10 +119,79 @@ def test_memory_that_runs_out_while_loading_is_said_and_nothing_is_left(tmp_path
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
     monkeypatch.setattr(PiModel, "load", fails)
-    with pytest.raises(DeviceMemoryError, match=r"needs \d+\.\d+ GB of memory on cpu.*\(CUDA out of memory"):
+    with pytest.raises(DeviceMemoryError, match=r"needs \d+\.\d+ GB of memory on cpu.*\(CUDA out of memory") as error:
         engine(directory, catalog=catalog)
     assert loaded
-    assert loaded[0]() is None
+    assert error.value.__traceback__ is not None
+    assert loaded[0]() is None, "nor does the error hold it: another engine may be made while it is handled"
+
+
+def test_memory_that_runs_out_while_all_buckets_are_recorded_leaves_no_model(tmp_path, catalog, monkeypatch):
+    directory = random_checkpoint(tmp_path, "pi05")
+    loaded, weights, load = [], [], PiModel.load
+
+    def noted(self, source):
+        load(self, source)
+        loaded.append(weakref.ref(self))
+        weights.append(weakref.ref(self.dispatcher.sites[0].weights["weight"]))
+
+    def fails(self):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr(PiModel, "load", noted)
+    monkeypatch.setattr(Program, "compute", fails)
+    runtime = RuntimeConfig("static", prompt_buckets=(4, 8), new_graphs=False)
+    with pytest.raises(DeviceMemoryError, match="a recording for batch 1, 2 cameras, 4 prompt tokens") as error:
+        engine(directory, catalog=catalog, runtime=runtime)
+    assert error.value.__traceback__ is not None
+    assert loaded[0]() is weights[0]() is None
+
+
+def test_a_kernel_that_fails_before_it_is_captured_is_named_and_replaced(tmp_path, catalog, monkeypatch, caplog):
+    """As one does that is compiled by its first call, where there is no compiler; here one inside a composite call."""
+    import phyai_backend_reference.torch_rows.gemm as rows
+
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch = LerobotBatch(random_batch(directory, batch=1, tokens=3))
+    runtime = RuntimeConfig("static", prompt_buckets=(4, 8))
+    with engine(directory, catalog=catalog) as running:
+        want = running.step(batch).actions
+
+    def fails(*given):
+        raise RuntimeError("no compiler is here")
+
+    monkeypatch.setattr(rows.F, "linear", fails)
+    with engine(directory, catalog=catalog, runtime=runtime) as running:
+        got = running.step(batch).actions
+        chosen = {d.kernel.id for s in running.dispatcher.sites if s.op.name == "gemm" for d in s.decisions}
+    assert chosen == {"reference.gemm"}
+    assert "torch.gemm.fp32 failed at " in caplog.text
+    assert "while it was warmed up: RuntimeError: no compiler is here; another kernel takes its place" in caplog.text
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_kernel_that_cannot_plan_is_named_and_replaced(tmp_path, catalog, monkeypatch, caplog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch = LerobotBatch(random_batch(directory, batch=1, tokens=3))
+    with engine(directory, catalog=catalog, runtime=RuntimeConfig("static", prompt_buckets=())) as running:
+        want = running.step(batch).actions
+        site = next(site for site in running.dispatcher.sites if site.op.name == "attention_paged")
+        failing = site.decisions[0].kernel.id
+    plan = Site.plan
+
+    def fails(self, metadata, **dims):
+        if self.decide(**dims).kernel.id == failing:
+            raise RuntimeError("no compiler is here")
+        return plan(self, metadata, **dims)
+
+    monkeypatch.setattr(Site, "plan", fails)
+    with engine(directory, catalog=catalog, runtime=RuntimeConfig("static", prompt_buckets=())) as running:
+        got = running.step(batch).actions
+        chosen = {d.kernel.id for s in running.dispatcher.sites if s.op.name == "attention_paged" for d in s.decisions}
+    assert failing not in chosen
+    assert f"{failing} failed at " in caplog.text
+    assert "while it planned: RuntimeError: no compiler is here; another kernel takes its place" in caplog.text
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture

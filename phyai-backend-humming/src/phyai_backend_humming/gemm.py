@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from phyai.errors import CallError
+from phyai.dispatch.capture import capturing
+from phyai.errors import CallError, CaptureError
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 from phyai.quant.scheme import TensorQuant
@@ -85,15 +86,30 @@ def checked(weights: Mapping[str, Any], dtype: torch.dtype) -> tuple[QuantizedWe
     return weight, bias
 
 
-def quantizer(quant: TensorQuant | None, weight: QuantizedWeight) -> Quantize | None:
+def static_scales(weight: QuantizedWeight) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The scale ``[1]`` that static inputs become codes by, and the one that codes are multiplied by, which is rounded
+    as the inputs are; None for inputs that are quantized by their values, or not at all."""
+    quant = weight.scheme.input
+    if quant is None or quant.dynamic:
+        return None
+    from phyai_backend_humming.activation import Rounding
+
+    rounding = Rounding.of(quant)
+    stored = weight.input_scale.to(torch.float32).reshape(1)
+    return stored, 1.0 / (rounding.high / (stored * rounding.high)) if rounding.inverse else stored
+
+
+def quantizer(
+    quant: TensorQuant | None, k: int, static: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> Quantize | None:
     """What makes codes and scales of contiguous inputs ``[M, K]``; None for 16-bit ones."""
     if quant is None:
         return None
     from phyai_backend_humming.activation import Rounding, quantize
 
-    rounding, k = Rounding.of(quant), weight.shape[1]
+    rounding = Rounding.of(quant)
     size = quant.group_size or k
-    if quant.dynamic:
+    if static is None:
 
         def by_values(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             codes = rounding.empty(rows)
@@ -102,16 +118,12 @@ def quantizer(quant: TensorQuant | None, weight: QuantizedWeight) -> Quantize | 
             return codes, scales
 
         return by_values
-    static = weight.input_scale.to(torch.float32).reshape(1)
-    if rounding.inverse:  # the scale that codes are multiplied by, rounded as the inputs are
-        static_read = 1.0 / (rounding.high / (static * rounding.high))
-    else:
-        static_read = static
+    stored, read = static
 
     def by_stored(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         codes = rounding.empty(rows)
-        quantize(rows, size, rounding, codes, static, static)
-        return codes, static_read
+        quantize(rows, size, rounding, codes, stored, stored)
+        return codes, read
 
     return by_stored
 
@@ -123,7 +135,8 @@ def prepare(
     dtype = torch_dtype(str(facts["dtype.y"]))
     weight, bias = checked(weights, dtype)
     device = weight.scale.device
-    quantize = quantizer(weight.scheme.input, weight)
+    static = static_scales(weight)
+    quantize = quantizer(weight.scheme.input, weight.shape[1], static)
     final = take(weight, dtype)
     config = at_real_size(final.config, *weight.shape, bias=bias is not None)
     kernels = schedules.compile_schedules(
@@ -131,9 +144,11 @@ def prepare(
         device=device.index or 0,
     )  # fmt: skip
     locks: Locks = resources.shared(("humming.locks", str(device)), lambda: Locks(device))
+    launched: set[int] = resources.shared(("humming.launched", str(device)), set)
     arranged = None if bias is None else arranged_bias(final, bias)
     return Prepared(
-        _launcher(weight, final, arranged, kernels, locks, quantize, dtype), refresh=_refresh(final, arranged, dtype)
+        _launcher(weight, final, arranged, kernels, locks, launched, quantize, dtype),
+        refresh=_refresh(final, arranged, static, dtype),
     )
 
 
@@ -142,20 +157,28 @@ prepare_batch_invariant = functools.partial(prepare, invariant=True)
 
 def _launcher(
     weight: QuantizedWeight, final: Final, bias: torch.Tensor | None, kernels: schedules.Schedules, locks: Locks,
-    quantize: Quantize | None, dtype: torch.dtype,
+    launched: set[int], quantize: Quantize | None, dtype: torch.dtype,
 ) -> Callable[..., torch.Tensor]:  # fmt: skip
-    n, k = weight.shape
+    (n, k), device = weight.shape, weight.scale.device
     launch = library().launcher()
     stream_of = torch.cuda.current_stream
     configs, index_of = kernels.configs, kernels.index
+    ids = [int(config[0]) for config in configs]
     w, scale = final.tensors["weight"], final.tensors["weight_scale"]
     scale_2, zero_point = final.tensors.get("weight_scale_2"), final.tensors.get("zero_point")
     unchecked = [True] * len(configs)  # the library checks the first launch of every kernel
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        if x.shape[-1] != k or x.dtype != dtype:
-            raise CallError(f"x is {x.dtype} {tuple(x.shape)}; this kernel was prepared for {dtype} with K={k}")
+        if x.shape[-1] != k or x.dtype != dtype or x.device != device:
+            raise CallError(
+                f"x is {x.dtype} {tuple(x.shape)} on {x.device}; "
+                f"this kernel was prepared for {dtype} with K={k} on {device}"
+            )
         shape = (*x.shape[:-1], n)
+        if out is not None and (out.shape != shape or out.dtype != dtype or out.device != device):
+            raise CallError(
+                f"out is {out.dtype} {tuple(out.shape)} on {out.device}; {dtype} {shape} on {device} is right"
+            )
         m = x.numel() // k
         if m == 0:
             return x.new_empty(shape) if out is None else out
@@ -167,11 +190,18 @@ def _launcher(
         else:
             codes, input_scale = rows if not rows.data_ptr() % _ALIGNMENT else rows.clone(), None
         i = index_of(m)
+        if unchecked[i] and ids[i] not in launched and capturing():  # its first launch loads it
+            raise CaptureError(
+                f"the Humming kernel for {m} rows of a product with N={n} and K={k} has not run yet; "
+                "run the same call once before the capture"
+            )
         launch(
             configs[i], codes, w, scale, scale_2, input_scale, None, zero_point, bias, y, None, None, None, None,
             locks.of(stream_of(x.device).cuda_stream), 1, 0, unchecked[i],
         )  # fmt: skip
-        unchecked[i] = False
+        if unchecked[i]:
+            unchecked[i] = False
+            launched.add(ids[i])
         if out is None:
             return y.view(shape)
         if not direct:
@@ -181,7 +211,9 @@ def _launcher(
     return run
 
 
-def _refresh(final: Final, bias: torch.Tensor | None, dtype: torch.dtype) -> Callable[[Mapping[str, Any]], None]:
+def _refresh(
+    final: Final, bias: torch.Tensor | None, static: tuple[torch.Tensor, torch.Tensor] | None, dtype: torch.dtype
+) -> Callable[[Mapping[str, Any]], None]:
     def refresh(new: Mapping[str, Any]) -> None:
         weight, new_bias = checked(new, dtype)
         other = arrange(weight, dtype)
@@ -191,5 +223,7 @@ def _refresh(final: Final, bias: torch.Tensor | None, dtype: torch.dtype) -> Cal
             tensor.copy_(other.tensors[name])
         if bias is not None and new_bias is not None:
             bias.copy_(arranged_bias(final, new_bias))
+        for held, scale in zip(static or (), static_scales(weight) or (), strict=True):
+            held.copy_(scale)
 
     return refresh

@@ -79,8 +79,10 @@ class Embedding:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """As the kernel takes them."""
+        from phyai_backend_cuda.runtime.memory import aligned
+
         packed = pack_embed(self.weight.bfloat16())
-        return {"time": self.time.float().contiguous(), "wembed": packed, "embed_b": self.bias.float().contiguous()}
+        return {"time": aligned(self.time.float()), "wembed": packed, "embed_b": aligned(self.bias.float())}
 
 
 def blank_exchange(sizes: Mapping[str, int], rows: int, device: Any = None) -> torch.Tensor:
@@ -115,6 +117,8 @@ class Expert:
     ) -> None:  # fmt: skip
         import torch
 
+        from phyai_backend_cuda.runtime.memory import aligned
+
         rows = queries + fixed
         if not 1 <= queries <= ROWS - fixed:
             raise ValueError(f"queries is {queries}; the kernel takes 1 to {ROWS - fixed}")
@@ -131,9 +135,9 @@ class Expert:
         self._exchange, self._tagged = self._blank.clone(), zeros(sum(TAGGED.values()))
         self.tensors: dict[str, torch.Tensor] = {
             **dict(zip(("wqkv", "wo", "wgu", "wd"), packed, strict=True)),
-            "in_w": in_weight.float().contiguous(), "in_b": in_bias.float().contiguous(),
-            "out_w": out_weight.bfloat16().contiguous(), **tables, "dt": dt.float().contiguous(),
-            "cos_sin": cos_sin.float().contiguous(), "lengths": zeros(2, dtype=torch.int32),
+            "in_w": aligned(in_weight.float()), "in_b": aligned(in_bias.float()),
+            "out_w": aligned(out_weight.bfloat16()), **tables, "dt": aligned(dt.float()),
+            "cos_sin": aligned(cos_sin.float()), "lengths": zeros(2, dtype=torch.int32),
             "actions": zeros(queries, ACTION_DIM, dtype=torch.float32),
             "kbuf": zeros(n, tiles, 4 * TILE), "vbuf": zeros(n, tiles, 4 * TILE),
             **areas(self._exchange, exchange), **areas(self._tagged, TAGGED),
@@ -155,7 +159,8 @@ class Expert:
         self._pointers: torch.Tensor | None = None
 
     def bind_cache(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-        """The prefix's cache per layer, ``[keys, 256]`` bf16 with one row stride for all."""
+        """The prefix's cache per layer, ``[keys, 256]`` bf16: rows without gaps inside that begin at multiples of 16
+        bytes, with one row stride for all."""
         import torch
 
         strides = {t.stride(0) for t in (*keys, *values)}

@@ -11,6 +11,7 @@ from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.expert.launch import Embedding, Expert
 from phyai_backend_cuda.expert.weights import LayerWeights, modulation_tables, pack_layer
+from phyai_backend_cuda.runtime.memory import readable
 
 
 def layers_of(weights: Mapping[str, Any]) -> list[LayerWeights]:
@@ -37,6 +38,14 @@ def embedding_of(weights: Mapping[str, Any]) -> Embedding | None:
     return Embedding(weights["time"], weights["embed_weight"], weights["embed_bias"])
 
 
+def legible(*caches: torch.Tensor) -> list[torch.Tensor]:
+    """The first pages ``[layers, keys, head_dim]`` of caches with one head, where the kernel can read them: with one
+    row stride for all, as :func:`~phyai_backend_cuda.runtime.memory.readable` wants them; else copies."""
+    pages = [cache[:, 0].flatten(2) for cache in caches]
+    fit = len({page.stride(1) for page in pages}) == 1 and all(readable(page) is page for page in pages)
+    return pages if fit else [page.clone(memory_format=torch.contiguous_format) for page in pages]
+
+
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     layers, steps, with_fixed = layers_of(weights), whole(facts, "shape.steps"), facts.get("dtype.fixed") is not None
     expert = Expert(
@@ -45,18 +54,24 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         cos_sin=weights["cos_sin"], queries=whole(facts, "shape.M"), capacity=whole(facts, "shape.page_size"),
         eps=number(facts, "attrs.eps", 1e-6), fixed=with_fixed, embedding=embedding_of(weights),
     )  # fmt: skip
-    bound: tuple[int, int] | None = None
+    bound: tuple[object, ...] = ()
+    copies: list[torch.Tensor] = []
 
     def run(
         x: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: torch.Tensor,
         fixed: torch.Tensor | None = None, out: torch.Tensor | None = None, state: object = None,
     ) -> torch.Tensor:  # fmt: skip
-        nonlocal bound
-        if bound != (k_cache.data_ptr(), v_cache.data_ptr()):  # the engine's cache stays where it is
-            expert.bind_cache(*([layer[0].flatten(1) for layer in cache] for cache in (k_cache, v_cache)))
-            bound = (k_cache.data_ptr(), v_cache.data_ptr())
+        nonlocal bound, copies
+        caches = k_cache, v_cache
+        where = (*(t.data_ptr() for t in caches), *(t.stride() for t in caches))
+        if bound != where:  # the engine's cache stays where it is
+            pages, bound = legible(*caches), where
+            expert.bind_cache(*(page.unbind() for page in pages))
+            copies = pages if pages[0].data_ptr() != k_cache.data_ptr() else []
+        for copy, cache in zip(copies, caches, strict=False):
+            copy.copy_(cache[:, 0].flatten(2))
         expert.tensors["lengths"].copy_(lengths.expand(2))  # the prefix's keys, and the position after them
-        expert.tensors["actions"].copy_(x.view(expert.tensors["actions"].shape))
+        expert.tensors["actions"].copy_(x.reshape(expert.tensors["actions"].shape))
         if fixed is not None:
             expert.tensors["fixed"].copy_(fixed[0])
         expert.load_prefix()

@@ -8,6 +8,7 @@ version, so an edited source or another toolkit never meets a stale binary. ``PH
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,9 @@ from pathlib import Path
 from phyai.files.replacing import replacing
 
 SOURCES = Path(__file__).parents[1] / "csrc"
+#: What the compiler says of tensor-core products that it made wait for each other.
+SERIALIZED = "wgmma.mma_async instructions are serialized"
+_log = logging.getLogger("phyai.cuda")
 
 
 def cache_dir() -> Path:
@@ -37,6 +41,8 @@ def _options(defines: Mapping[str, int], arch: str) -> tuple[str, ...]:
 def compile_cubin(name: str, defines: Mapping[str, int], arch: str) -> bytes:
     """The cubin of ``csrc/<name>`` for ``arch`` (``sm_90a``), from the cache or from NVRTC.
 
+    Where an old NVRTC makes products wait for each other, a warning says so: the kernel is right, and slow.
+
     Raises:
         RuntimeError: NVRTC refused the source; the message ends with its log.
     """
@@ -52,6 +58,11 @@ def compile_cubin(name: str, defines: Mapping[str, int], arch: str) -> bytes:
     try:
         nvrtc.compileProgram(program, (*options, *(f"-I{path}" for path in include)))
         cubin: bytes = nvrtc.getCUBIN(program)
+        if SERIALIZED in nvrtc.getProgramLog(program):
+            _log.warning(
+                "NVRTC %d.%d compiled %s with its tensor-core products one after another, which makes it slow; "
+                "NVRTC 12.9 or later does not", *nvrtc.getVersion(), name,
+            )  # fmt: skip
     except nvrtc.NVRTCError as error:
         raise RuntimeError(f"NVRTC could not compile {name} for {arch}:\n{nvrtc.getProgramLog(program)}") from error
     finally:

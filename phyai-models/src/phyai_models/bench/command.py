@@ -93,6 +93,8 @@ def _check_timeline(path: Path) -> None:
     """Refuse before anything is timed what could not be drawn afterwards."""
     if find_spec("matplotlib") is None:
         raise PhyAIError("a timeline needs matplotlib: pip install 'phyai-models[demo]'")
+    if path.suffix.lower() != ".png" or path.is_dir():
+        raise InputError(f"--timeline {path} cannot be written: give a file whose name ends in .png")
     if not path.parent.is_dir():
         raise InputError(f"--timeline {path} cannot be written: there is no folder {path.parent}")
 
@@ -111,7 +113,7 @@ def _where(name: str, stage: dict[str, Any], *, gaps: bool) -> list[tuple[str, .
 
 
 def _show(record: dict[str, Any], context: Context) -> None:
-    from phyai_models.bench.words import ceilings_in_words, or_dash
+    from phyai_models.bench.words import ceilings_in_words, memory_in_words, or_dash
 
     case = record["case"]
     what = f"{record['model']} on {record['device']}, torch {record['torch']}, {case['dtype']}"
@@ -140,9 +142,7 @@ def _show(record: dict[str, Any], context: Context) -> None:
         for name, timing in record["end_to_end"].items()
     ]
     context.table(("from … to", "p50 ms", "p90", "p99"), ends, title="what a caller waits for")
-    memory = record["memory"]
-    sizes = ", ".join(f"{name} {memory[name] / 1e6:.0f} MB" for name in ("parameters", "cache", "buffers", "graphs"))
-    context.say(f"memory: {sizes}")
+    context.say(f"memory: {memory_in_words(record['memory'])}")
     for name, found in record.get("baselines", {}).items():
         if "problem" in found:
             context.say(f"baseline {name}: {found['problem']}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from phyai_models.pi.config import PiConfig
-from phyai_models.pi.inputs import Inputs
+from phyai_models.pi.inputs import NOISE, STATE, TOKEN_MASK, TOKENS, Inputs
+from phyai_models.pi.requests import LerobotBatch
 
 
 def random_inputs(config: PiConfig, generator: torch.Generator, *, batch: int, cameras: int, prompt: int) -> Inputs:
@@ -19,3 +20,12 @@ def random_inputs(config: PiConfig, generator: torch.Generator, *, batch: int, c
         state=torch.rand(batch, config.max_state_dim, generator=generator) * 2 - 1,
         noise=torch.randn(batch, config.chunk_size, config.max_action_dim, generator=generator),
     )
+
+
+def in_lerobots_names(inputs: Inputs, config: PiConfig, steps: int) -> LerobotBatch:
+    """``inputs``, with all their cameras there, as a caller of :meth:`phyai.engine.Engine.step` brings them: images in
+    [0, 1] on the host, in lerobot's names."""
+    cameras = zip(config.cameras, inputs.images.unbind(1), strict=False)
+    tensors = {name: (images + 1) / 2 for name, images in cameras}
+    rest = {TOKENS: inputs.tokens, TOKEN_MASK: inputs.token_mask, STATE: inputs.state, NOISE: inputs.noise}
+    return LerobotBatch({**tensors, **rest}, num_steps=steps)

@@ -17,7 +17,7 @@ from phyai.facts import canonical_dtype
 from phyai_models.bench.baseline import TimeBoxError, make_baseline, plain_model, worst_cosine
 from phyai_models.bench.ceilings import measure_ceilings
 from phyai_models.bench.floor import Case, Ceilings, Work, floor_seconds
-from phyai_models.bench.made_up import random_inputs
+from phyai_models.bench.made_up import in_lerobots_names, random_inputs
 from phyai_models.bench.timeline import draw
 from phyai_models.bench.timing import Timing, time_device, time_wall
 from phyai_models.bench.where import StageProfile, profile_stage
@@ -110,10 +110,11 @@ class _Bench:
         with self.engine.dispatcher.telling_together():
             program = self.runner.program(inputs, self.steps)
         program.load(inputs, replan=False)
+        memory = {**attrs.asdict(self.runner.memory()), **self.held()}
         self.say("timing")
         recordings = self.stage_recordings(program)
         timings = {n: self.device_time(r.replay) for n, r in {**recordings, "total": _recorded(program)}.items()}
-        end_to_end, memory, allocated = self.end_to_end(inputs), self.runner.memory(), self.allocated()
+        end_to_end = self.end_to_end(inputs)
         profiles = self.profiles(program, recordings)
         self.say("measuring ceilings")
         ceilings = measure_ceilings(self.device, set().union(*(profile.types() for profile in profiles.values())))
@@ -131,7 +132,7 @@ class _Bench:
             },
             "stages": _stages(timings, profiles, ceilings),
             "end_to_end": end_to_end,
-            "memory": {**attrs.asdict(memory), "allocated": allocated},
+            "memory": memory,
             "decisions": [row.to_json() for row in decision_rows(self.engine.dispatcher.report())],
         }  # fmt: skip
         if options.timeline is not None:
@@ -151,21 +152,21 @@ class _Bench:
         return {name: record(stage, self.engine.dispatcher, pool) for name, stage in program.stages.items()}
 
     def end_to_end(self, inputs: Inputs) -> dict[str, Any]:
-        """What a caller waits for: from tensors on the host to actions there, the same while prompts change their
-        length from request to request, and from tensors on the device to actions there."""
+        """What a caller of ``engine.step`` waits for: from images and tokens on the host to actions there, the same
+        while prompts change their length from request to request, and from tensors on the device to actions there."""
         shorter = self.shorter(inputs)
-        both = [inputs, shorter]
+        both = [in_lerobots_names(each, self.config, self.steps) for each in (inputs, shorter)]
         on_device = DeviceBatch(
             inputs.images.to(self.device), inputs.tokens, inputs.noise.to(self.device), inputs.token_mask,
             inputs.camera_mask, inputs.state, self.steps,
         )  # fmt: skip
         asked = iter(range(1 << 30))
         results = {
-            "host_to_host": self.wall_time(lambda: self.runner(inputs, self.steps)),
+            "host_to_host": self.wall_time(lambda: self.engine.step(both[0])),
             "device_to_device": self.wall_time(lambda: self.engine.step(on_device)),
         }
         if self.runner.shape(shorter, self.steps) == self.runner.shape(inputs, self.steps):
-            changing = self.wall_time(lambda: self.runner(both[next(asked) % 2], self.steps))
+            changing = self.wall_time(lambda: self.engine.step(both[next(asked) % 2]))
             results["host_to_host_changing_lengths"] = changing
         return {name: attrs.asdict(timing) for name, timing in results.items()}
 
@@ -240,9 +241,14 @@ class _Bench:
     def device_name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else platform.machine()
 
-    def allocated(self) -> int | None:
-        """Bytes that torch has allocated on a GPU."""
-        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else None
+    def held(self) -> dict[str, int | None]:
+        """Bytes that torch has allocated on a GPU, what kernels keep for themselves included, and what it has reserved,
+        where results inside graphs lie as well."""
+        if self.device.type != "cuda":
+            return {"allocated": None, "reserved": None}
+        torch.cuda.empty_cache()
+        counted = {"allocated": torch.cuda.memory_allocated, "reserved": torch.cuda.memory_reserved}
+        return {name: count(self.device) for name, count in counted.items()}
 
 
 def _recorded(program: Program) -> Recording:

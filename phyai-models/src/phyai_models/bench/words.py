@@ -31,6 +31,16 @@ def floor_in_words(stage: Mapping[str, Any], ceilings: Mapping[str, Any]) -> str
     return f"no floor: {', '.join(t for t in stage['ceilings'] if t in ceilings['not_measured'])} not measured"
 
 
+def memory_in_words(memory: Mapping[str, int | None]) -> str:
+    """What lies on the device, of a record.
+
+    >>> memory_in_words({"parameters": 6_496_000_000, "cache": 19_000_000, "recordings": 1, "reserved": None})
+    'parameters 6496 MB, cache 19 MB'
+    """
+    sizes = {name: size for name, size in memory.items() if name != "recordings"}
+    return ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in sizes.items() if size is not None)
+
+
 def or_dash(value: float | None, form: str, unit: float = 1.0) -> str:
     """A number in units of ``1 / unit``; a dash for one that is not known.
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from phyai.errors import CaptureError
+from phyai.errors import CaptureError, KernelFailure, PhyAIError
+
+from phyai_models.runner.memory import ran_out
 
 if TYPE_CHECKING:
     from phyai.dispatch import Site
@@ -51,7 +53,7 @@ class Tokens:
             dims = {"T": len(self.positions), "pages": cache.shape[0], "page_size": cache.shape[1]}
             key = site.plan_key(**dims)
             if key not in self._planned:
-                self._planned[key] = _Plan(site, dims, site.plan(self.metadata, **dims))
+                self._planned[key] = _Plan(site, dims, self._plan(site, dims))
             self._states[site] = self._planned[key].state
         return self._states[site]
 
@@ -62,14 +64,26 @@ class Tokens:
 
         Raises:
             CaptureError: a kernel planned a state that differs from the one it returned before.
+            KernelFailure: a kernel could not plan; it is named.
         """
         for plan in self._planned.values():
-            state = plan.site.plan(self.metadata, **plan.dims)
+            state = self._plan(plan.site, plan.dims)
             if state is not plan.state and state != plan.state:
                 raise CaptureError(
                     f"{plan.site.name}: its kernel plans a new state for new lengths, which a captured graph cannot "
                     "follow; it must declare capture=NEVER, or ask for the promise fixed_lengths"
                 )
+
+    def _plan(self, site: Site, dims: Mapping[str, int]) -> Any:
+        try:
+            return site.plan(self.metadata, **dims)
+        except Exception as error:
+            if isinstance(error, PhyAIError) or ran_out(error):
+                raise
+            kernel = site.decide(**dims).kernel
+            assert kernel is not None  # it has just planned
+            message = f"{kernel.id} failed at {site.name} while it planned: {type(error).__name__}: {error}"
+            raise KernelFailure(message, site.name, kernel.id) from error
 
     def forget_plans(self) -> None:
         """Plan anew at the next call, because other kernels may be chosen."""

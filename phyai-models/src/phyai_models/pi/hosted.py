@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import attrs
 import torch
 from phyai.engine import Host
-from phyai.errors import InputError
+from phyai.errors import DeviceMemoryError, InputError
 from phyai.quant.importers import Importer
 
 from phyai_models.pi.config import PiConfig
@@ -27,6 +28,7 @@ from phyai_models.pi.requests import (
     a_seed,
 )
 from phyai_models.pi.runner import Runner, execution_on
+from phyai_models.runner import give_back
 from phyai_models.weights import Checkpoint, RandomSource, WeightSource
 
 __all__ = ["ActionChunk", "DeviceBatch", "HostedPi", "LerobotBatch", "NewWeights", "PiArgs", "RandomCheckpoint"]
@@ -73,18 +75,21 @@ class HostedPi:
         execution = execution_on(device, runtime)
         self.family, self.args, self._importers = family, args, host.catalog.importers
         self.config, directory, source = _open(family, args, self._importers)
-        model = load_model(
-            source,
+        self.runner: Runner | None = Runner(
+            load_model(
+                source,
+                self.config,
+                host.dispatcher,
+                device=host.device,
+                params_dtype=host.config.device.params_dtype,
+                savings=args.savings,
+                capture=execution == "graph",
+                fixed_lengths=execution != "eager" and not runtime.prompt_buckets,
+                max_batch=runtime.max_batch,
+            ),
             self.config,
-            host.dispatcher,
-            device=host.device,
-            params_dtype=host.config.device.params_dtype,
-            savings=args.savings,
-            capture=execution == "graph",
-            fixed_lengths=execution != "eager" and not runtime.prompt_buckets,
-            max_batch=runtime.max_batch,
+            runtime,
         )
-        self.runner: Runner | None = Runner(model, self.config, runtime)
         self.processor = Processor(directory, self.config, truncate_prompt=args.truncate_prompt)
         self._generator = torch.Generator()
         if args.seed is None:
@@ -93,8 +98,15 @@ class HostedPi:
             self._generator.manual_seed(args.seed)
         self._mixed = False
         if execution != "eager" and not runtime.new_graphs:
-            host.dispatcher.compile_ahead()
-            self.runner.record_all(self._steps(None))
+            try:
+                host.dispatcher.compile_ahead()
+                self.runner.record_all(self._steps(None))
+            except DeviceMemoryError as error:
+                traceback.clear_frames(error.__traceback__)  # they hold the model
+                self.close()
+                host.dispatcher.release()
+                give_back(device)
+                raise
 
     def step(self, request: Any) -> Any:
         """Answer one request; see the class.

@@ -97,7 +97,13 @@ def load_model(
     what, needed = f"{config.family} in {str(precision.towers).removeprefix('torch.')}", bytes_of(model)
     if scope.quantization == QuantPlan() and source.quantized is None:
         require_free(needed, model.device, what, ADVICE)
-    with memory_errors(model.device, what, needed, ADVICE, dispatcher.release):
+
+    def release() -> None:
+        nonlocal model
+        del model  # which the error would hold, through the frame of this function
+        dispatcher.release()
+
+    with memory_errors(model.device, what, needed, ADVICE, release):
         model.load(source)
     source.check_finite()
     return model

@@ -59,6 +59,11 @@ class DeviceBatch:
         Raises:
             InputError: a tensor that does not fit, with what it should be.
         """
+        optional = ("token_mask", "camera_mask", "state")
+        for name in _DTYPES:
+            tensor = getattr(self, name)
+            if tensor is not None or name not in optional:
+                _check_dtype(name, tensor)
         size, batch = config.vision.image_size, self.tokens.shape[0] if self.tokens.ndim else 0
         cameras = self.images.shape[1] if self.images.ndim > 1 else 0
         if not 0 < cameras <= len(config.cameras):
@@ -82,6 +87,23 @@ class DeviceBatch:
         inputs = Inputs(**{name: tensor for name, (tensor, _) in given.items()})
         check_tokens(inputs.tokens, inputs.token_mask, config)
         return inputs
+
+
+#: What the tensors of a :class:`DeviceBatch` hold; None is any floating dtype.
+_DTYPES = {
+    "images": None, "noise": None, "state": None,
+    "tokens": torch.int64, "token_mask": torch.bool, "camera_mask": torch.bool,
+}  # fmt: skip
+
+
+def _check_dtype(name: str, tensor: Any) -> None:
+    want = _DTYPES[name]
+    words = "a floating dtype" if want is None else str(want).removeprefix("torch.")
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(f"{name} is a {type(tensor).__name__}; give a tensor of {words}")
+    if not (tensor.is_floating_point() if want is None else tensor.dtype == want):
+        span = ", in [-1, 1]" if name == "images" else ""
+        raise InputError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}; give {words}{span}")
 
 
 def _or(tensor: torch.Tensor | None, shape: Any, value: Any) -> torch.Tensor:

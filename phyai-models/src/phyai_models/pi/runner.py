@@ -153,22 +153,31 @@ class Runner:
         model = self.model
         device, needed = model.device, model.recording_bytes(shape.batch, shape.cameras, shape.prompt)
         advice = "use fewer or smaller graphs (RuntimeConfig.max_graphs, prompt_buckets, max_batch)"
-        with memory_errors(device, f"a recording for {shape}", needed, advice, self._drop_programs):
-            program = Program(model, shape, self.cache)
-
-            def prepare() -> None:
-                program.forget_plans()
-                program.load(inputs, replan=False)
-
-            program.recording = self.warmer.record(program.compute, prepare)
+        with memory_errors(device, f"a recording for {shape}", needed, advice, self._let_go):
+            program = self._recorded(shape, inputs)
         if not self.warmer.current():
             self._drop_programs()
         self._programs[shape] = program
         self._last = program
 
+    def _recorded(self, shape: Shape, inputs: Inputs) -> Program:
+        program = Program(self.model, shape, self.cache)
+
+        def prepare() -> None:
+            program.forget_plans()
+            program.load(inputs, replan=False)
+
+        program.recording = self.warmer.record(program.compute, prepare)
+        return program
+
     def _drop_programs(self) -> None:
         self._programs.clear()
         self._last = None
+
+    def _let_go(self) -> None:
+        """Hold no memory beside the model's."""
+        self._drop_programs()
+        self._cache = None
 
     # Kernel by kernel
 

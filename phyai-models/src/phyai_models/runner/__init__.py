@@ -2,7 +2,7 @@
 
 from phyai_models.runner.buckets import bucket_of, buckets_up_to
 from phyai_models.runner.graph import Recording, record
-from phyai_models.runner.memory import MemoryReport, memory_errors, require_free
+from phyai_models.runner.memory import MemoryReport, give_back, memory_errors, require_free
 from phyai_models.runner.mirror import Mirror
 from phyai_models.runner.warm import Warmer
 
@@ -13,6 +13,7 @@ __all__ = [
     "Warmer",
     "bucket_of",
     "buckets_up_to",
+    "give_back",
     "memory_errors",
     "record",
     "require_free",

@@ -11,6 +11,8 @@ import torch
 from phyai.dispatch import Dispatcher, Site
 from phyai.errors import KernelFailure, PhyAIError
 
+from phyai_models.runner.memory import ran_out
+
 
 @attrs.frozen(eq=False)
 class Recording:
@@ -70,11 +72,12 @@ def _abandon(pool: Any, stream: torch.cuda.Stream) -> None:
 
 
 @contextlib.contextmanager
-def failures_named(dispatcher: Dispatcher) -> Iterator[None]:
-    """While this holds, what a kernel raises becomes a :class:`phyai.errors.KernelFailure` with its name and site."""
+def failures_named(dispatcher: Dispatcher, meanwhile: str = "a CUDA graph was captured") -> Iterator[None]:
+    """While this holds, what a kernel raises becomes a :class:`phyai.errors.KernelFailure` with its name and site.
+    ``meanwhile`` says in its message what is going on."""
     runs = {site: site.run for site in dispatcher.sites}
     for site, run in runs.items():
-        site.run = _naming(site, run)
+        site.run = _naming(site, run, meanwhile)
     try:
         yield
     finally:
@@ -82,15 +85,15 @@ def failures_named(dispatcher: Dispatcher) -> Iterator[None]:
             site.run = run
 
 
-def _naming(site: Site, run: Callable[..., Any]) -> Callable[..., Any]:
+def _naming(site: Site, run: Callable[..., Any], meanwhile: str) -> Callable[..., Any]:
     def call(*inputs: Any, out: Any = None, state: Any = None) -> Any:
         try:
             return run(*inputs, out=out, state=state)
-        except (PhyAIError, torch.OutOfMemoryError):
-            raise
         except Exception as error:
+            if isinstance(error, PhyAIError) or ran_out(error):
+                raise
             kernel = site.chosen(inputs).id
-            message = f"{kernel} failed at {site.name} while a CUDA graph was captured: {type(error).__name__}: {error}"
+            message = f"{kernel} failed at {site.name} while {meanwhile}: {type(error).__name__}: {error}"
             raise KernelFailure(message, site.name, kernel) from error
 
     return call

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import traceback
 from collections.abc import Callable, Iterator
 
 import attrs
 import torch
-from phyai.errors import DeviceMemoryError
+from phyai.errors import DeviceMemoryError, PhyAIError
+
+#: How CUDA and its libraries say that memory ran out, in errors that are not torch's own of that name: a graph that is
+#: instantiated, a program that is loaded, a library's workspace.
+_RAN_OUT = re.compile(r"CUDA( error|\])?: out of memory|CUDA_ERROR_OUT_OF_MEMORY|CU(BLAS|DNN)_STATUS_ALLOC_FAILED")
 
 
 @attrs.frozen
@@ -51,6 +56,17 @@ def require_free(
         )
 
 
+def ran_out(error: BaseException) -> bool:
+    """Whether ``error`` says that a device's memory ran out.
+
+    >>> ran_out(RuntimeError("Triton Error [CUDA]: out of memory")), ran_out(RuntimeError("out of registers"))
+    (True, False)
+    """
+    if isinstance(error, PhyAIError):
+        return False
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or bool(_RAN_OUT.search(str(error)))
+
+
 @contextlib.contextmanager
 def memory_errors(
     device: torch.device, what: str, needed: int, advice: str, release: Callable[[], None]
@@ -63,18 +79,25 @@ def memory_errors(
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except Exception as error:
+        if not ran_out(error):
+            raise
         free = free_bytes(device)
         traceback.clear_frames(error.__traceback__)  # they hold what was allocated
         release()
         said = str(error).splitlines()[0]
     else:
         return
+    give_back(device)
+    had = "" if free is None else f", of which {_gb(free)} were still free when an allocation failed"
+    raise DeviceMemoryError(f"{what} needs {_gb(needed)} of memory on {device}{had}; {advice} ({said})")
+
+
+def give_back(device: torch.device) -> None:
+    """Return what nobody holds any more to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    had = "" if free is None else f", of which {_gb(free)} were still free when an allocation failed"
-    raise DeviceMemoryError(f"{what} needs {_gb(needed)} of memory on {device}{had}; {advice} ({said})")
 
 
 def _gb(count: int) -> str:

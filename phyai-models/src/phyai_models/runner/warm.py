@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from phyai.dispatch import Dispatcher
-from phyai.errors import KernelFailure
+from phyai.errors import KernelFailure, PhyAIError
 
-from phyai_models.runner.graph import Recording, record
+from phyai_models.runner.graph import Recording, failures_named, record
+from phyai_models.runner.memory import ran_out
 
 _log = logging.getLogger("phyai.models")
 
@@ -47,7 +48,7 @@ class Warmer:
         """Run ``compute`` as often as its kernels want before they are captured, freeze, and capture it.
 
         ``prepare`` is called before it runs for the first time, and again when other kernels were chosen. A kernel
-        that fails while it is captured is excluded, and the policy decides who takes its place.
+        that fails meanwhile is excluded, and the policy decides who takes its place.
 
         Raises:
             NoKernelError: it leaves a call without a kernel.
@@ -56,11 +57,11 @@ class Warmer:
         while True:
             self.open()
             prepare()
-            self._warm_up(compute)
-            self.dispatcher.freeze()
-            if not self.graphs:
-                return Recording(compute)
             try:
+                self._warm_up(compute)
+                self.dispatcher.freeze()
+                if not self.graphs:
+                    return Recording(compute)
                 recording = record(compute, self.dispatcher, self._shared_pool())
                 self._pooled.add(recording)
                 return recording
@@ -79,6 +80,18 @@ class Warmer:
         return self._pool
 
     def _warm_up(self, compute: Callable[[], None]) -> None:
+        try:
+            self._run(compute)
+        except Exception as error:
+            if isinstance(error, PhyAIError) or ran_out(error):
+                raise
+            if self.graphs:
+                torch.cuda.synchronize()  # raises where the device is lost, and with it every other kernel
+            with failures_named(self.dispatcher, "it was warmed up"):
+                compute()  # once more, now that all call sites are there, to see whose failure it is
+            raise
+
+    def _run(self, compute: Callable[[], None]) -> None:
         if not self.graphs:
             compute()
             return
