@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from contextlib import suppress
 
 import attrs
 import pytest
@@ -177,6 +178,8 @@ def test_requests_are_by_default_as_large_as_the_model_takes(tmp_path, catalog):
         ["pi05", "--random-weights", "--runs", "0"],
         ["gpt", "--random-weights"],
         ["pi05", "--random-weights", "--steps", "1000000000"],
+        ["pi05", "--random-weights", "--compile-seconds", "-1"],
+        ["pi05", "--random-weights", "--compile-seconds", "nan"],
     ],
 )
 def test_a_wrong_command_line_is_a_usage_error(arguments, catalog):
@@ -215,6 +218,37 @@ def test_a_time_box_interrupts():
         time.sleep(30)
     with _time_box(30):
         pass
+
+
+def test_a_time_box_closes_on_what_wraps_or_swallows_its_interrupt():
+    """As torch.compile does: its compilers' exceptions come out as its own, or as no compiled code."""
+
+    def wraps():
+        try:
+            time.sleep(30)
+        except TimeBoxError as error:
+            raise RuntimeError("inductor raised") from error
+
+    with pytest.raises(TimeBoxError, match="stopped after 0 s"), _time_box(0.05):
+        wraps()
+    with pytest.raises(TimeBoxError, match="stopped after 0 s"), _time_box(0.05), suppress(TimeBoxError):
+        time.sleep(30)
+
+
+def test_a_baseline_that_cannot_be_compiled_costs_no_other_result(tmp_path, catalog, monkeypatch):
+    def fails(*given, **how):
+        raise RuntimeError("no compiler is here\nmore")
+
+    directory = random_checkpoint(tmp_path, "pi05", cameras=1)
+    monkeypatch.setattr(torch, "compile", lambda *given, **how: fails)
+    status, out, err = run(
+        "pi05", "--checkpoint", directory, "--device", "cpu", "--dtype", "fp32", "--runs", 1, "--warmup", 1, "--steps",
+        1, "--baseline", "compile", "--baseline", "torch", "--json", catalog=catalog,
+    )  # fmt: skip
+    assert status == 0, err
+    baselines = json.loads(out)["baselines"]
+    assert baselines["compile"] == {"problem": "torch.compile failed: RuntimeError: no compiler is here"}
+    assert baselines["torch"]["worst_cosine"] > 0.999999
 
 
 def test_totals_and_kinds():

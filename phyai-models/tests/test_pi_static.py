@@ -7,7 +7,7 @@ from phyai.engine import RuntimeConfig
 from phyai.errors import CallError, InputError
 from phyai.policy import load_policy
 from phyai_models.pi.hosted import DeviceBatch, LerobotBatch
-from phyai_models.pi.inputs import from_lerobot
+from phyai_models.pi.inputs import STATE, from_lerobot
 from phyai_models.pi.model import Savings
 from pi_cases import CASES, case, engine, random_batch, random_checkpoint, relative_error
 
@@ -204,6 +204,21 @@ def test_a_device_batch_of_other_dtypes_is_refused(change, message, runtime, tmp
         ((name, changed),) = change.items()
         with pytest.raises(InputError, match=message):
             running.step(attrs.evolve(request, **{name: changed(getattr(request, name))}))
+
+
+def test_pi0_needs_the_state_of_a_device_batch(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi0")
+    batch = random_batch(directory, batch=1, tokens=3)
+    with engine(directory, catalog=catalog, runtime=STATIC) as running:
+        config = running.model.config
+        images = torch.stack([batch[c] for c in config.cameras], 1) * 2 - 1
+        request = DeviceBatch(images, batch["observation.language.tokens"], batch["noise"])
+        with pytest.raises(InputError, match="lacks state"):
+            running.step(request)
+        state = torch.nn.functional.pad(batch[STATE], (0, config.max_state_dim - batch[STATE].shape[1]))
+        got = running.step(attrs.evolve(request, state=state))
+        whole = {**batch, "observation.language.attention_mask": torch.ones(1, 3, dtype=torch.bool)}
+        torch.testing.assert_close(got[..., : config.action_dim], actions(running, whole), rtol=1e-5, atol=1e-6)
 
 
 def test_a_request_that_fails_on_the_way_in_leaves_no_lengths_behind(tmp_path, catalog):

@@ -18,7 +18,11 @@ from phyai_models.pi.model import PiModel
 from phyai_models.weights import WeightSource
 
 
-class TimeBoxError(PhyAIError):
+class BaselineError(PhyAIError):
+    """A baseline could not be made."""
+
+
+class TimeBoxError(BaselineError):
     """Something took longer than it was given."""
 
 
@@ -56,6 +60,7 @@ def make_baseline(plain: PlainPi, inputs: Inputs, steps: int, *, compile_seconds
 
     Raises:
         TimeBoxError: compiling took longer.
+        BaselineError: compiling failed.
     """
     device = plain.device
     buffers = Inputs(**{f.name: getattr(inputs, f.name).to(device, copy=True) for f in attrs.fields(Inputs)})
@@ -69,7 +74,7 @@ def make_baseline(plain: PlainPi, inputs: Inputs, steps: int, *, compile_seconds
     def run() -> None:
         actions.copy_(plain(**given, time=embedded))
 
-    with _time_box(compile_seconds):
+    with _compiling(compile_seconds):
         if device.type != "cuda":
             run()
             return Baseline(buffers, run, actions)
@@ -86,23 +91,46 @@ def make_baseline(plain: PlainPi, inputs: Inputs, steps: int, *, compile_seconds
 
 
 @contextlib.contextmanager
+def _compiling(limit: float | None) -> Iterator[None]:
+    """What goes through ``torch.compile`` first where there is a ``limit`` in seconds."""
+    try:
+        with _time_box(limit):
+            yield
+    except (PhyAIError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if limit is None:
+            raise
+        said = str(error).strip().partition("\n")[0]
+        raise BaselineError(f"torch.compile failed: {type(error).__name__}: {said}") from error
+
+
+@contextlib.contextmanager
 def _time_box(seconds: float | None) -> Iterator[None]:
     """Interrupt what takes longer than ``seconds``. In the main thread of a Unix process."""
     if seconds is None:
         yield
         return
     begin = time.perf_counter()
+    late: TimeBoxError | None = None
 
     def stop(*_: Any) -> None:
-        raise TimeBoxError(f"stopped after {time.perf_counter() - begin:.0f} s (--compile-seconds)")
+        nonlocal late
+        late = TimeBoxError(f"stopped after {time.perf_counter() - begin:.0f} s (--compile-seconds)")
+        raise late
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
+    except Exception:
+        if late is None:
+            raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    if late is not None:  # a compiler wraps what is raised in its midst, or takes it for a reason not to compile
+        raise late
 
 
 def worst_cosine(got: torch.Tensor, want: torch.Tensor) -> float:

@@ -11,7 +11,7 @@ from phyai.cli.command import Context, Exit, UsageError
 from phyai.errors import InputError, PhyAIError
 
 from phyai_models.pi.config import FAMILIES
-from phyai_models.pi.options import count, steps
+from phyai_models.pi.options import count, seconds, steps
 
 EXAMPLES = """
   phyai bench pi05 --random-weights --baseline torch
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "scaled_dot_product_attention (sdpa), or that through torch.compile (compile); repeat it",
     )  # fmt: skip
     parser.add_argument(
-        "--compile-seconds", type=float, default=240.0, metavar="S", help="how long compiling may take (default: 240)"
+        "--compile-seconds", type=seconds, default=240.0, metavar="S", help="how long compiling may take (default: 240)"
     )
     parser.add_argument("--samples", type=count, default=8, metavar="N", help="samples that are compared (default: 8)")
     parser.add_argument("--timeline", type=Path, metavar="PNG", help="also draw the kernels of every stage")

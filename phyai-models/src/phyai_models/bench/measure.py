@@ -14,7 +14,7 @@ from phyai.engine.decisions import decision_rows
 from phyai.errors import InputError
 from phyai.facts import canonical_dtype
 
-from phyai_models.bench.baseline import TimeBoxError, make_baseline, plain_model, worst_cosine
+from phyai_models.bench.baseline import BaselineError, make_baseline, plain_model, worst_cosine
 from phyai_models.bench.ceilings import measure_ceilings
 from phyai_models.bench.floor import Case, Ceilings, Work, floor_seconds
 from phyai_models.bench.made_up import in_lerobots_names, random_inputs
@@ -194,7 +194,7 @@ class _Bench:
             seconds = self.options.compile_seconds if name == "compile" else None
             try:
                 baseline = make_baseline(plain, inputs, self.steps, compile_seconds=seconds)
-            except TimeBoxError as error:
+            except BaselineError as error:
                 found[name] = {"problem": str(error)}
                 continue
             timing = self.device_time(baseline.run)

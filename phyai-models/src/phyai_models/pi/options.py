@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from phyai_models.pi.config import MAX_STEPS, STEPS
 
@@ -12,6 +13,14 @@ def count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time that is longer than none."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
     return value
 
 

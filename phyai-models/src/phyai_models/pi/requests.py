@@ -64,6 +64,8 @@ class DeviceBatch:
             tensor = getattr(self, name)
             if tensor is not None or name not in optional:
                 _check_dtype(name, tensor)
+        if config.family == "pi0" and self.state is None:
+            raise InputError("the batch lacks state, which π0 looks at")
         size, batch = config.vision.image_size, self.tokens.shape[0] if self.tokens.ndim else 0
         cameras = self.images.shape[1] if self.images.ndim > 1 else 0
         if not 0 < cameras <= len(config.cameras):
