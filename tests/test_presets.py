@@ -1,5 +1,6 @@
 """The policy presets: each loads without a remark, and quantizes what its comment says and nothing else."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,12 @@ def test_a_small_pi05_runs_under_a_preset(name, catalog, original):
     eight_bits = name.startswith(("w8", "fp8"))
     assert cosine.min() > (0.98 if eight_bits else 0.85)
     assert not torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["pi05/h200_bf16", "pi05/h200_fp8", "pi0/h200_bf16"])
+def test_a_measured_policys_time_is_the_one_of_the_record(name):
+    rows = (ROOT / "docs/performance.md").read_text().splitlines()
+    row = next(line for line in rows if line.startswith("|") and f"(../policies/{name}.yaml)" in line)
+    recorded = float(row.split("|")[5].strip(" *ms"))
+    said = re.search(r"The whole inference: ([\d.]+) ms", (ROOT / f"policies/{name}.yaml").read_text())
+    assert float(said[1]) == round(recorded, 1)

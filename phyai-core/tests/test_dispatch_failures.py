@@ -109,3 +109,26 @@ def test_a_kernel_that_fails_for_some_specializations_serves_the_others():
 def test_a_module_that_is_not_there_is_a_failed_prepare():
     site = gemm_site(dispatcher(kernel("a.gemm", prepare="no_such_module:prepare", band=OPT), kernel("b.gemm")))
     assert site.run(x()) == "b.gemm"
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's is."""
+
+
+@pytest.mark.parametrize(
+    "error", [OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("CUDA error: out of memory")]
+)
+def test_memory_that_runs_out_in_prepare_is_raised_and_counts_against_no_kernel(error):
+    short = [error]
+
+    def prepare(facts, weights, params, resources):
+        if short:
+            raise short.pop()
+        return Prepared(run=lambda x, out=None, state=None: "a.gemm")
+
+    site = gemm_site(dispatcher(kernel("a.gemm", prepare=prepare, band=OPT), kernel("b.gemm")))
+    with pytest.raises(type(error)) as caught:
+        site.run(x())
+    assert caught.value is error
+    assert site.run(x()) == "a.gemm"
+    assert site.decisions[0].warnings == ()

@@ -227,6 +227,17 @@ def test_a_prepare_that_fails_is_a_fault_of_its_kernel():
     assert "libfast.so" in outcome.failures["bad.activation"]
 
 
+def test_a_candidate_that_runs_out_of_memory_is_left_out_and_its_record_says_so():
+    def prepare(*_):
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+    clock = Clock()
+    large = attrs.evolve(kernel("large.activation", band=OPT), prepare=prepare)
+    outcome = tuned(catalog(large, timed("a.activation", clock, 1e-6)), clock)
+    assert "memory ran out while it was measured" in outcome.failures["large.activation"]
+    assert only(outcome).choice.ranking == ("a.activation",)
+
+
 def test_results_are_compared_where_inputs_are_mutated_too():
     def adds(x, residual, out=None, state=None):
         residual += x

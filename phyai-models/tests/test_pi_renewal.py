@@ -184,6 +184,30 @@ def test_other_errors_than_of_memory_are_left_alone():
         raise RuntimeError("illegal memory access")
 
 
+def test_memory_that_runs_out_while_a_kernel_is_prepared_is_said_and_no_other_kernel_takes_its_place(
+    tmp_path, catalog, monkeypatch
+):
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch = LerobotBatch(random_batch(directory, batch=1, tokens=3))
+
+    def prepare(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    with engine(directory, catalog=catalog, runtime=STATIC) as running:
+        want = running.step(batch).actions
+    target = catalog.kernel("torch.attention_paged.sdpa_flash").prepare
+    with monkeypatch.context() as patched:
+        patched.setattr(target.replace(":", "."), prepare)
+        with pytest.raises(DeviceMemoryError, match=r"a recording for .* needs .*CUDA out of memory\. Tried"):
+            engine(directory, catalog=catalog, runtime=attrs.evolve(STATIC, new_graphs=False))
+        running = engine(directory, catalog=catalog, runtime=STATIC)
+        with running, pytest.raises(DeviceMemoryError, match="a recording for"):
+            running.step(batch)
+        patched.undo()
+    with engine(directory, catalog=catalog, runtime=STATIC) as running:
+        assert torch.equal(running.step(batch).actions, want)
+
+
 def test_a_kernel_that_fails_is_named_and_not_chosen_again(tmp_path, catalog):
     directory = random_checkpoint(tmp_path, "pi05")
     batch = LerobotBatch(random_batch(directory, batch=1, tokens=3))

@@ -59,7 +59,8 @@ class CaptureError(PhyAIError, RuntimeError):
 
 
 class KernelFailure(PhyAIError, RuntimeError):
-    """A kernel raised while a CUDA graph was being captured. ``site`` and ``kernel`` name it."""
+    """A kernel raised while it planned, was warmed up or was captured in a CUDA graph. ``site`` and ``kernel`` name
+    it."""
 
     def __init__(self, message: str, site: str, kernel: str) -> None:
         super().__init__(message)

@@ -14,6 +14,7 @@ from phyai.dispatch.told import Told
 from phyai.environment import Environment
 from phyai.errors import PhyAIError
 from phyai.facts import Facts
+from phyai.memory import ran_out
 from phyai.policy import Policy
 from phyai.resolver import resolve
 
@@ -33,7 +34,8 @@ class Decider:
     def entry(self, site: Site, memo: Memo, facts: Facts, policy: Policy) -> Entry:
         """The entry in ``memo`` for a call of ``site`` with ``facts`` under ``policy``, made if it is new.
 
-        A kernel whose ``prepare`` raises is a rejected candidate, and the next one is taken.
+        A kernel whose ``prepare`` raises is a rejected candidate, and the next one is taken. Memory that runs out
+        meanwhile says nothing of the kernel: that error is raised as it is, and nothing is remembered.
 
         Raises:
             NoKernelError: no kernel may run it.
@@ -47,9 +49,9 @@ class Decider:
             if child is None:
                 try:
                     child = node.children[values] = self._prepared(site, node, facts, policy)
-                except PhyAIError:
-                    raise  # a mistake in a declaration or a call, not a kernel that cannot run here
                 except Exception as error:
+                    if isinstance(error, PhyAIError) or ran_out(error):
+                        raise  # a mistake in a declaration or a call, or no memory: not a kernel that cannot run here
                     failed = {**node.failed, node.kernel.id: f"{type(error).__name__}: {error}"}
                     child = node.children[values] = self._decided(site, facts, policy, failed)
             if isinstance(child, Entry):

@@ -232,7 +232,8 @@ class Dispatcher:
             self._reopen()
 
     def exclude(self, kernel: str, why: str) -> None:
-        """Never choose the kernel of this id again: it failed after it was prepared, while a graph was captured.
+        """Never choose the kernel of this id again: it failed after it was prepared, while it planned, was warmed up
+        or was captured in a CUDA graph. ``why`` is what its rejection says.
 
         Sites that had chosen it decide anew, as the policy says; a rule that leaves them no other kernel raises then.
         Graphs that contain one of those sites must be captured anew.

@@ -23,7 +23,7 @@ from phyai.facts import Facts
 from phyai.policy import Layer, Policy, Restriction, Rule
 from phyai.predicates import Predicate, any_of, match
 from phyai.tune.key import CallKey
-from phyai.tune.measure import Settings, interleave
+from phyai.tune.measure import Settings, disqualified, interleave
 from phyai.tune.record import Result
 
 #: The ops that are measured so.
@@ -58,7 +58,7 @@ def measure_live(
         try:
             prepared[kernel] = {site: _with_kernel(dispatcher, site, seen, kernel) for site, seen in calls.items()}
         except Exception as error:
-            problems[kernel] = f"{type(error).__name__}: {error}"
+            problems[kernel] = disqualified(error, kernel)
     samplers = {kernel: partial(_sample, dispatcher, memos, step, clock) for kernel, memos in prepared.items()}
     try:
         timed = interleave(samplers, settings, deadline=deadline)

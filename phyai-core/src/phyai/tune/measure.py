@@ -17,6 +17,7 @@ import attrs
 from phyai.catalog import Catalog
 from phyai.decision import Decision
 from phyai.environment import Environment
+from phyai.memory import ran_out
 from phyai.policy import Policy
 from phyai.tune.prepare import Bench, disagreement
 from phyai.tune.record import Result
@@ -78,7 +79,7 @@ def measure(
             watch("load", kernel)
             samplers[kernel] = timer.load(candidate.calls())
         except Exception as error:
-            problems[kernel] = _refused(error, kernel) or _raised(error)
+            problems[kernel] = disqualified(error, kernel)
     timed = interleave(samplers, settings or Settings(), watch=watch, deadline=deadline)
     samplers.clear()
     _collect()
@@ -116,7 +117,7 @@ def interleave(
                 watch("sample", id)
                 sample = samplers[id]()
             except Exception as error:
-                problems[id] = _raised(error)
+                problems[id] = disqualified(error, id)
                 continue
             if math.isfinite(sample) and sample > 0:
                 taken[id].append(float(f"{sample:.5g}"))
@@ -148,9 +149,19 @@ def _refused(error: Exception, kernel: str) -> str | None:
     return next((rejected.reason for rejected in decision.rejected if rejected.kernel == kernel), None)
 
 
-def _raised(error: Exception) -> str:
+def disqualified(error: Exception, kernel: str) -> str:
+    """Why a candidate that raised cannot be measured. Memory that ran out is a reason too, and is called that: others
+    were measured in what there was.
+
+    >>> disqualified(RuntimeError("CUDA error: out of memory"), "mine.gemm")
+    'memory ran out while it was measured, beside the other candidates: RuntimeError: CUDA error: out of memory'
+    """
+    refused = _refused(error, kernel)
+    if refused is not None:
+        return refused
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300] if lines else 'without a message'}"
+    said = f"{type(error).__name__}: {lines[0][:300] if lines else 'without a message'}"
+    return f"memory ran out while it was measured, beside the other candidates: {said}" if ran_out(error) else said
 
 
 def _collect() -> None:

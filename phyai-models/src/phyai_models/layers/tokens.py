@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from phyai.errors import CaptureError, KernelFailure, PhyAIError
-
-from phyai_models.runner.memory import ran_out
+from phyai.memory import ran_out
 
 if TYPE_CHECKING:
     from phyai.dispatch import Site

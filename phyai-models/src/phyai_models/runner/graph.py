@@ -10,8 +10,7 @@ import attrs
 import torch
 from phyai.dispatch import Dispatcher, Site
 from phyai.errors import KernelFailure, PhyAIError
-
-from phyai_models.runner.memory import ran_out
+from phyai.memory import ran_out
 
 
 @attrs.frozen(eq=False)

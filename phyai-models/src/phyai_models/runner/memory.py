@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import re
 import traceback
 from collections.abc import Callable, Iterator
 
 import attrs
 import torch
-from phyai.errors import DeviceMemoryError, PhyAIError
-
-#: How CUDA and its libraries say that memory ran out, in errors that are not torch's own of that name: a graph that is
-#: instantiated, a program that is loaded, a library's workspace.
-_RAN_OUT = re.compile(r"CUDA( error|\])?: out of memory|CUDA_ERROR_OUT_OF_MEMORY|CU(BLAS|DNN)_STATUS_ALLOC_FAILED")
+from phyai.errors import DeviceMemoryError
+from phyai.memory import ran_out
 
 
 @attrs.frozen
@@ -54,17 +50,6 @@ def require_free(
         raise DeviceMemoryError(
             f"{what} needs {_gb(needed)} of memory on {device}, and {_gb(available)} are free; {advice}"
         )
-
-
-def ran_out(error: BaseException) -> bool:
-    """Whether ``error`` says that a device's memory ran out.
-
-    >>> ran_out(RuntimeError("Triton Error [CUDA]: out of memory")), ran_out(RuntimeError("out of registers"))
-    (True, False)
-    """
-    if isinstance(error, PhyAIError):
-        return False
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or bool(_RAN_OUT.search(str(error)))
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from phyai.dispatch import Dispatcher
 from phyai.errors import KernelFailure, PhyAIError
+from phyai.memory import ran_out
 
 from phyai_models.runner.graph import Recording, failures_named, record
-from phyai_models.runner.memory import ran_out
 
 _log = logging.getLogger("phyai.models")
 
