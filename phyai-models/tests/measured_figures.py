@@ -84,7 +84,7 @@ def times_of(
 
 
 def _alone() -> Iterator[Figure]:
-    for file in ("rows.json", "rows_gemm.json", "rows_attention.json"):
+    for file in ("rows.json", "rows_gemm.json", "rows_library_gemms.json", "rows_attention.json"):
         for row in _rows(file):
             kernel = NAMED.get(row["kernel"], row["kernel"])
             if "us" in row and "{" not in kernel and "part of" not in row["call"]:
