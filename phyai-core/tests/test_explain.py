@@ -15,6 +15,7 @@ from phyai.errors import CallError
 from phyai.explain import complete, explain_call, to_html, to_text
 from phyai.kernel import Band
 from phyai.op import ArgSpec
+from phyai.ops.quantize_activation import OP as QUANTIZE
 
 SPECS = (
     ArgSpec("vision.up", {"M": 768, "N": 4304, "K": 1152}, {"x": "fp32"}, facts={"role": "vision"}),
@@ -210,3 +211,12 @@ def test_a_question_that_says_how_a_weight_is_quantized_gets_the_whole_scheme():
     assert d.facts["quant.g_idx"] is False
     assert any("scheme that the other quant.* facts describe" in a and "w8a16_g128" in a for a in d.assumptions)
     assert "quant.scheme" not in explain({}).facts
+
+
+def test_a_call_that_no_kernel_could_compute_is_refused_in_words_with_what_was_assumed_for_it():
+    world = catalog(kernel("a.quantize_activation"), ops=(QUANTIZE,))
+    given = {"shape.M": 64, "shape.K": 100, "attrs.granularity": "group", "attrs.group_size": 64}
+    with pytest.raises(CallError, match=r"group_size=64 does not divide K=100.*; what was not given is that of"):
+        explain_call("quantize_activation", given, world, policy(), CPU)
+    fitting = explain_call("quantize_activation", {**given, "shape.K": 128}, world, policy(), CPU)
+    assert fitting.kernel.id == "a.quantize_activation"

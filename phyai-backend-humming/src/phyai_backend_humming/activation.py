@@ -11,7 +11,6 @@ import attrs
 import torch
 import triton
 import triton.language as tl
-from phyai.errors import CallError
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 from phyai.quant.scheme import TensorQuant
@@ -133,8 +132,6 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         width = x.shape[-1]
         size = group or width
-        if width % size:
-            raise CallError(f"x {tuple(x.shape)} has rows of {width}, which group_size={size} does not divide")
         rows = x.contiguous()
         codes = torch.empty(x.shape, dtype=rounding.dtype, device=x.device)
         scales = (

@@ -34,7 +34,8 @@ def call_facts(
     ``extra`` adds facts that the signature does not speak of (role, layer, ``quant.*``, ``device.*``).
 
     Raises:
-        CallError: a name that the signature does not have, or a value that it does not allow.
+        CallError: a name that the signature does not have, a value that it does not allow, or values that contradict
+            each other.
     """
     _known("dimension", dims, (d.name for d in op.dims), op)
     facts: dict[str, FactValue] = {"op": op.name}
@@ -48,12 +49,24 @@ def call_facts(
     facts |= {f"dtype.{name}": dtype for name, dtype in fill_dtypes(op, dtypes, present).items()}
     facts |= {f"attrs.{name}": value for name, value in attributes(op, attrs or {}).items() if value is not None}
     facts |= {name: _plain(value) for name, value in (extra or {}).items() if value is not None}
-    return with_derived(op, facts)
+    return checked(op, with_derived(op, facts))
 
 
 def with_derived(op: Op, facts: Mapping[str, FactValue]) -> Facts:
     """``facts`` and those that the op derives from them."""
     return Facts(facts if op.derive is None else {**facts, **op.derive(facts)})
+
+
+def checked(op: Op, facts: Facts) -> Facts:
+    """``facts``, once the op says that they do not contradict each other.
+
+    Raises:
+        CallError: they do; what cannot be together is named.
+    """
+    problem = op.contradiction(facts) if op.contradiction is not None else None
+    if problem is not None:
+        raise CallError(problem)
+    return facts
 
 
 def fill_dtypes(op: Op, given: Mapping[str, str], present: Collection[str] = ()) -> dict[str, str]:

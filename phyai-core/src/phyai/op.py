@@ -188,6 +188,8 @@ class Op:
     tensors (:mod:`phyai.synthesize`) and replaces those of them that depend on each other.
     ``fit`` gives the nearest spec that a call can have, where dimensions, dtypes or attributes of the op follow from
     each other (a convolution's output length, heads that kv_heads divide); what fits comes back unchanged.
+    ``contradiction`` says in words why a call with these facts, as far as they are known, cannot be, or None: what no
+    kernel could compute is refused once, when a site is bound or called, and when ``phyai explain`` is asked.
     """
 
     name: str
@@ -205,6 +207,7 @@ class Op:
     chained: bool = False
     synthesize: str | None = None
     fit: Callable[[ArgSpec], ArgSpec] | None = None
+    contradiction: Callable[[Mapping[str, FactValue]], str | None] | None = None
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from keyword import iskeyword
 from typing import Any
 
-from phyai.calls import with_derived
+from phyai.calls import checked, with_derived
 from phyai.errors import CallError, DeclarationError
 from phyai.facts import Facts, canonical_dtype
 from phyai.op import Op, Tensor, bind_dims, dim_names
@@ -64,11 +64,19 @@ class Reader:
         for name, size in dims.items():
             if self._dims.get(name, size) != size:
                 raise self._error(f"{name}={size}, but the site was bound to {name}={self._dims[name]}", tensors)
-        return self.with_dims(dims)
+        try:
+            return self.with_dims(dims)
+        except CallError as error:
+            raise self._error(str(error), tensors) from None
 
     def with_dims(self, dims: Mapping[str, int]) -> Facts:
-        """The facts of a call whose inputs have these dimensions."""
-        return with_derived(self._op, {**self._static, **{f"shape.{name}": size for name, size in dims.items()}})
+        """The facts of a call whose inputs have these dimensions.
+
+        Raises:
+            CallError: no call has them together.
+        """
+        sizes = {f"shape.{name}": size for name, size in dims.items()}
+        return checked(self._op, with_derived(self._op, {**self._static, **sizes}))
 
     def _error(self, problem: str, tensors: Mapping[str, Any]) -> CallError:
         signature = ", ".join(f"{t.name}[{' '.join(t.dims)}]{'?' if t.optional else ''}" for t in self._op.inputs)

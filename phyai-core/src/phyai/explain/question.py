@@ -12,7 +12,7 @@ from phyai.catalog import Catalog
 from phyai.decision import Decision
 from phyai.dispatch.layouts import Layouts
 from phyai.environment import Environment
-from phyai.errors import NoKernelError
+from phyai.errors import CallError, NoKernelError
 from phyai.explain.scheme import described, of_parts
 from phyai.facts import Facts, canonical_dtype
 from phyai.op import FLOATS, ArgSpec, Op
@@ -63,7 +63,12 @@ def complete(
     spec = _best(op, known)
     meant = described(op, known)
     known |= meant
-    facts = _filled(op, known, spec)
+    try:
+        facts = _filled(op, known, spec)
+    except CallError as error:
+        if spec is None or op.contradiction is None:
+            raise
+        raise CallError(f"{error}; what was not given is that of the argument spec {spec.name}") from None
     assumed = {name: value for name, value in facts.items() if name not in known and name != "op"}
     assumptions = environment.assumptions
     if spec is not None and assumed:

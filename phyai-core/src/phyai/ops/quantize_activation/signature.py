@@ -17,12 +17,29 @@ per token.
 
 from __future__ import annotations
 
-from phyai.facts import FactKind
+from collections.abc import Mapping
+
+from phyai.facts import FactKind, FactValue
 from phyai.op import Attr, Dim, Op, Tensor
 from phyai.ops import fits
 from phyai.ops.quantize_activation.arg_specs import ARG_SPECS
 
 FORMATS = ("int8", "fp8_e4m3", "fp8_e5m2")
+
+
+def contradiction(facts: Mapping[str, FactValue]) -> str | None:
+    """Groups that would run from one row into the next.
+
+    >>> contradiction({"attrs.granularity": "group", "attrs.group_size": 64, "shape.K": 100})
+    'group_size=64 does not divide K=100: quantize_activation cuts every row into whole groups'
+    """
+    size, k = facts.get("attrs.group_size"), facts.get("shape.K")
+    if facts.get("attrs.granularity") != "group" or not isinstance(size, int | float) or not isinstance(k, int):
+        return None
+    if k % size == 0:
+        return None
+    return f"group_size={size} does not divide K={k}: quantize_activation cuts every row into whole groups"
+
 
 OP = Op(
     name="quantize_activation",
@@ -47,4 +64,5 @@ OP = Op(
     ),
     arg_specs=ARG_SPECS,
     fit=fits.quantize_activation,
+    contradiction=contradiction,
 )
