@@ -33,6 +33,20 @@ def gemms(table: Rows) -> None:
             )
 
 
+def library_gemms(table: Rows) -> None:
+    """The libraries' products of 16-bit weights, at the expert's, the prefix's and the vision tower's sizes."""
+    for m, n, k in (
+        (50, 2560, 1024), (50, 1024, 2048), (50, 8192, 1024), (50, 1024, 4096), (50, 3072, 1024),
+        (768, 3456, 1152), (768, 1152, 1152), (768, 2048, 1152),
+        (968, 512, 2048), (968, 2048, 2048), (968, 32768, 2048), (968, 2048, 16384),
+    ):  # fmt: skip
+        what, nbytes, flops = f"gemm M={m} N={n} K={k}", 2 * (n * k + m * (n + k)), 2 * m * n * k
+        table.plain(what, "torch.gemm.bf16", nbytes, lambda: mm(normal(m, k), normal(n, k)), flops)
+        for id in ("flashinfer.gemm.bf16", "flashinfer.gemm.tiny_bf16"):
+            facts = {"shape.N": n, "shape.K": k, "dtype.y": "bf16"}
+            table.row(what, id, nbytes, facts, lambda: ({"weight": normal(n, k)}, (normal(m, k),)), flops=flops)
+
+
 def mm(x: torch.Tensor, w: torch.Tensor) -> Callable[[], Any]:
     return lambda: F.linear(x, w)
 
@@ -219,8 +233,9 @@ def given(table: Rows, b: int, queries: int, keys: int, facts: Mapping[str, Any]
 
 
 PARTS: Mapping[str, Callable[[Rows], None]] = {
-    "gemms": gemms, "norms": norms, "vision": vision, "embeddings": embeddings, "activations": activations,
-    "rotary": rotary, "attention": attention, "products": products, "feed_forward": feed_forward,
+    "gemms": gemms, "library_gemms": library_gemms, "norms": norms, "vision": vision, "embeddings": embeddings,
+    "activations": activations, "rotary": rotary, "attention": attention, "products": products,
+    "feed_forward": feed_forward,
 }  # fmt: skip
 
 

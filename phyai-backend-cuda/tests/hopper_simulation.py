@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from phyai_backend_cuda.attention.split import tiles_of
 from phyai_backend_cuda.skinny import order
-from phyai_backend_cuda.skinny.launch import GATED
+from phyai_backend_cuda.skinny.launch import ACTIVATIONS
 
 F = torch.nn.functional
 
@@ -58,16 +58,16 @@ def weight_of(p: Any, d: Mapping[str, int], dtype: torch.dtype) -> torch.Tensor:
 
 def skinny_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) -> None:
     dtype = torch.float16 if "HALF" in d else torch.bfloat16
-    gated = d["EPILOGUE"] == GATED
-    columns = p.n // 2 if gated else p.n
-    assert (p.k, block) == (64 * d["CHUNKS"] * d["SPLITS"], 128 * d["GROUPS"])
+    activation = ["", *ACTIVATIONS][d["ACTIVATION"]]
+    columns = p.n // 2 if activation else p.n
+    assert (p.k, block) == (64 * d["CHUNKS"] * d["SPLITS"], 128)
     assert 1 <= p.m <= 8 * d["M8"]
-    assert tuple(grid) == (d["SPLITS"], -(-p.n // (64 * d["GROUPS"])))
-    assert [p.x % 16, p.x_row % 8, p.y % 8, p.y_row % 4, p.w % 16] == [0] * 5
+    assert tuple(grid) == (d["SPLITS"], -(-p.n // 64))
+    assert [p.x % 16, p.x_row % 8, p.y % 4, p.y_row % 2, p.w % 16] == [0] * 5
     x = memory(p.x, dtype, (p.m, p.k), (p.x_row, 1)).double()
     y = x @ weight_of(p, d, dtype).T
-    if gated:
-        act = [F.silu, F.gelu, lambda v: F.gelu(v, approximate="tanh")][p.activation]
+    if activation:
+        act = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda v: F.gelu(v, approximate="tanh")}[activation]
         y = act(y[:, :columns]) * y[:, columns:]
     elif p.bias:
         y = y + flat(p.bias, dtype, p.n).double()

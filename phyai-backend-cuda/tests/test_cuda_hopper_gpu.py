@@ -78,11 +78,12 @@ def test_every_check_holds_in_every_form_of_memory(
     assert any(check.name == "capture" and check.outcome is Outcome.PASSED for check in report.checks)
 
 
-def gemm(weight: Any, **facts: Any) -> Any:
+def gemm(weight: Any, bias: torch.Tensor | None = None, **facts: Any) -> Any:
     id = "cuda.gemm.skinny_16bit"
     if isinstance(weight, QuantizedWeight):
         id, weight = f"cuda.gemm.skinny_{'fp8' if weight.scheme.weight.bits == 8 else 'int4'}", pack(weight)
-    return BY_ID[id].load()(Facts({"dtype.x": "bf16", **facts}), {"weight": weight}, {}, Resources())  # type: ignore[arg-type]
+    weights = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    return BY_ID[id].load()(Facts({"dtype.x": "bf16", **facts}), weights, {}, Resources())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -104,6 +105,20 @@ def test_every_e4m3_code_becomes_its_value(dtype: torch.dtype) -> None:
 def test_products_of_every_number_of_rows(rows: int) -> None:
     weight, x = normal(1024, 2048, seed=1) / 45, normal(rows, 2048)
     torch.testing.assert_close(gemm(weight).run(x).double(), x.double() @ weight.double().T, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_a_row_is_the_same_whatever_rows_are_beside_it(bits: int) -> None:
+    """Every number of eights of rows is a kernel of its own; all round alike, a scale and a bias among it."""
+    weight: Any = normal(1024, 64, seed=1)
+    if bits != 16:
+        quant = TensorQuant("fp8_e4m3" if bits == 8 else "int4", "channel")
+        weight = quantized_weight(weight.cpu().float(), QuantScheme(quant)).to("cuda")
+    bias, x = normal(1024, seed=2), normal(64, 64)
+    run = gemm(weight, bias=bias).run
+    together = run(x)
+    for rows in range(1, 64, 7):
+        assert torch.equal(run(x[:rows]), together[:rows])
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])

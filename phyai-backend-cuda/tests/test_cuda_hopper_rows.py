@@ -136,10 +136,11 @@ def test_nothing_but_weights_is_touched_before_the_kernel_in_front_has_ended(sou
     body = text[text.index('extern "C"') :]
     assert body.count("wait_previous();") == 1
     before, after = body.split("wait_previous();")
-    weights = {"w", "group_scale", "group_zero", "weight"}
-    sizes = {"k", "n", "rows", "requests", "tokens"}
+    weights = {"w", "group_scale", "group_zero", "row_scale", "weight"}
+    sizes = {"k", "m", "n", "rows", "requests", "tokens"}
+    places = {"row", "slot", "sixteenth"}
     assert set(re.findall(r"\bp\.(\w+)", before)) <= weights | sizes
-    assert set(re.findall(r"\bb\.(\w+)\(", before)) <= {"load_w", "prefetch"}
+    assert set(re.findall(r"\bb\.(\w+)\(", before)) <= {"load_w", "prefetch"} | places
     assert "return" not in before  # every block waits, so that whoever waits for it waits for all in front
     assert not re.search(r"\b(load_x|load_q|find)\b", before)
     assert "wait_previous" not in after

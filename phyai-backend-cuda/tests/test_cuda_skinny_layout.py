@@ -16,7 +16,7 @@ from phyai.testing.quantized import quantized_weight
 from phyai.testing.report import Outcome
 from phyai_backend_cuda.records.skinny import FORMATS, KERNELS
 from phyai_backend_cuda.skinny import order
-from phyai_backend_cuda.skinny.launch import GATED, shape_for
+from phyai_backend_cuda.skinny.launch import Shape, shape_for
 from phyai_backend_cuda.skinny.layout import operands, pack
 
 (FORMAT,) = FORMATS
@@ -80,6 +80,15 @@ def test_codes_lie_where_the_table_says(n: int, k: int) -> None:
     assert torch.stack((nibbles & 15, nibbles >> 4), -1).flatten().nonzero().item() == place_int4(n, k, 3)
 
 
+def test_sixteen_rows_of_a_tile_lie_together() -> None:
+    """So rows of gate and of up can be multiplied side by side without a layout of their own."""
+    rows = torch.arange(128, dtype=torch.uint8)[:, None] // 16
+    fp8, nibbles = order.pack_fp8(rows.expand(128, 128)), order.pack_int4(rows.expand(128, 128))
+    tile = torch.arange(2)[:, None].repeat_interleave(2 * 2, 0)  # two chunks of K, two units of 32
+    assert torch.equal(fp8.view(8, 4, 512), (tile * 4 + torch.arange(4))[..., None].expand(8, 4, 512).to(torch.uint8))
+    assert torch.equal(nibbles.view(4, 4, 512) & 15, fp8.view(2, 2, 2, 4, 512)[:, :, 0].reshape(4, 4, 512))
+
+
 @pytest.mark.parametrize(("element", "zero_point"), [("int4", None), ("int4", "int"), ("uint4", "int")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_operands_stand_for_the_weight(element: str, zero_point: str | None, dtype: torch.dtype) -> None:
@@ -125,23 +134,53 @@ def test_a_row_claims_exactly_what_can_be_cut(k: int, group: int) -> None:
 @pytest.mark.parametrize("bits", [16, 8, 4])
 @pytest.mark.parametrize("inputs", [64, 1024, 2048, 4096, 8192])
 def test_a_gated_block_can_be_cut_wherever_it_is_claimed(bits: int, inputs: int) -> None:
-    assert shape_for(256, inputs, bits=bits, epilogue=GATED) is not None
+    assert shape_for(256, inputs, bits=bits, activation="silu") is not None
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "form", "cut"),
-    [
-        (2560, 1024, {}, (2, 8)), (1024, 2048, {}, (4, 8)), (8192, 1024, {}, (1, 8)), (1024, 4096, {}, (4, 8)),
-        (2560, 1024, {"bits": 8}, (4, 4)), (1024, 2048, {"bits": 8}, (8, 4)), (8192, 1024, {"bits": 8}, (2, 8)),
-        (1024, 4096, {"bits": 8}, (8, 8)), (1024, 2048, {"bits": 4, "group": 128}, (8, 4)),
-        (8192, 1024, {"bits": 4, "group": 128}, (2, 8)), (8192, 1024, {"epilogue": GATED}, (2, 8)),
-        (8192, 1024, {"bits": 8, "epilogue": GATED}, (2, 8)),
-    ],
-)  # fmt: skip
-def test_the_experts_products_are_cut_as_measured(n: int, k: int, form: dict[str, Any], cut: tuple[int, int]) -> None:
+FORMS = ({}, {"bits": 8}, {"bits": 4, "group": 128}, {"activation": "silu"})
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize(("n", "k", "splits"), [(2560, 1024, 2), (1024, 2048, 4), (8192, 1024, 1), (1024, 4096, 8)])
+def test_the_experts_products_are_cut_as_measured(n: int, k: int, splits: int, form: dict[str, Any]) -> None:
     shape = shape_for(n, k, **form)
     assert shape is not None
-    assert (shape.splits, shape.ahead) == cut
+    assert shape.splits == splits
+
+
+def test_a_chip_with_fewer_processors_shares_k_among_fewer_blocks() -> None:
+    assert [cut.splits for p in (128, 127, 64, 63, 8) if (cut := shape_for(1024, 4096, processors=p))] == [
+        8,
+        4,
+        4,
+        4,
+        4,
+    ]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 128).map(lambda c: 64 * c), st.integers(1, 64), st.sampled_from([1, 2, 4, 8]))
+def test_two_blocks_share_a_processor(form: dict[str, Any], k: int, rows: int, splits: int) -> None:
+    """An H200 has 228 KiB of shared memory to a processor, of which the system takes one for each block."""
+    shape = Shape(n=1024, k=k, splits=splits, **form)
+    if shape.objection() is None:
+        assert 2 * (shape.shared(rows) + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 128).map(lambda c: 64 * c), st.sampled_from([1, 2, 4, 8]))
+def test_rings_are_as_long_as_the_kernel_asks(form: dict[str, Any], k: int, splits: int) -> None:
+    """What it asserts when it is compiled."""
+    shape = Shape(n=1024, k=k, splits=splits, **form)
+    if shape.objection() is None:
+        d = shape.defines(1)
+        assert d["HELD"] <= d["CHUNKS"] >= d["XRING"]
+        assert d["XRING"] == d["CHUNKS"] or d["XRING"] >= 3
+        if shape.bits == 16:
+            assert d["RING"] > 1 or d["HELD"] < 2
+            assert d["RING"] + d["HELD"] == d["CHUNKS"] or d["RING"] >= 3
 
 
 @pytest.mark.parametrize(

@@ -126,20 +126,33 @@ def layernorm(input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps:
 
 
 def mm_bf16(
-    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, out_dtype: torch.dtype, backend: str
-) -> torch.Tensor:
-    """gemm/gemm_base.py: ``_check_mm_bf16_problem_size`` and ``_cutlass_mm_bf16_requirement``"""
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor, out_dtype: torch.dtype,
+    backend: str,
+) -> torch.Tensor:  # fmt: skip
+    """gemm/gemm_base.py: ``_check_mm_bf16_problem_size``, and ``_cublaslt_mm_bf16_requirement`` and its like"""
     assert a.dtype == b.dtype == torch.bfloat16
     assert a.is_contiguous()
     assert b.T.is_contiguous()
     assert out.dtype == out_dtype
     assert out.shape == (a.shape[0], b.shape[1])
     assert out.is_contiguous()
-    assert backend == "cutlass"
-    assert b.shape[0] % 8 == 0
-    assert b.shape[1] % (16 // out_dtype.itemsize) == 0
-    aligned(a, b.T, out)
-    return out.copy_(a.double() @ b.double())
+    assert bias is None or bias.shape == b.shape[1:]
+    assert bias is None or bias.dtype == torch.bfloat16
+    if backend == "tinygemm":
+        assert out_dtype == torch.bfloat16
+        assert b.shape[1] % 16 == 0
+        assert b.shape[0] % 64 == 0
+        aligned(a, b.T, out)
+    elif backend == "cutlass":
+        assert bias is None
+        assert b.shape[0] % 8 == 0
+        assert b.shape[1] % (16 // out_dtype.itemsize) == 0
+        aligned(a, b.T, out)
+    else:
+        assert backend == "cublaslt"
+        assert bias is None or out_dtype == torch.bfloat16
+    y = a.double() @ b.double()
+    return out.copy_(y if bias is None else y + bias.double())
 
 
 def bmm_fp8(

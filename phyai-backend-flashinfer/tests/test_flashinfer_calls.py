@@ -29,7 +29,7 @@ pytest.importorskip("phyai_backend_reference")
 CALLED = {
     **dict.fromkeys(
         ("attention.fa2", "attention.masked_fa2", "attention.batch_fa2", "attention.ragged_fa2", "layer_norm",
-         "kv_write", "gemm.fp8_tensor", "gemm.fp8_block_sm90"),
+         "kv_write", "gemm.bf16", "gemm.tiny_bf16", "gemm.fp8_tensor", "gemm.fp8_block_sm90"),
         "sm90",
     ),
     **dict.fromkeys(

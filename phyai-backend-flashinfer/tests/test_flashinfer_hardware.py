@@ -62,6 +62,8 @@ CALLS: Mapping[str, tuple[Mapping[str, Any], tuple[int, ...]]] = {
         FROM_80,
     ),
     "kv_write": (ATTENTION, FROM_80),
+    "gemm.bf16": (BF16, FROM_80),  # _cublaslt_mm_bf16_requirement
+    "gemm.tiny_bf16": (BF16, (90, 100, 103, 107, 110, 120, 121)),  # _tinygemm_mm_bf16_requirement
     "gemm.cutlass_bf16": (BF16, (100, 103, 107)),  # _cutlass_mm_bf16_requirement
     "gemm.fp8_tensor": (FP8, (89, 90, 100, 103, 107, 110, 120, 121)),  # _cublas_bmm_fp8_requirement
     # _cutlass_bmm_fp8_requirement, without 120 and 121, which _heuristic_func_bmm_fp8 gives to another kernel
@@ -118,6 +120,14 @@ def test_without_the_library_or_with_one_that_is_too_old_a_row_says_so(name: str
         ("kv_write", {"shape.kv_heads": 33}, False),
         ("kv_write", {"shape.head_dim": 64, "shape.kv_heads": 128}, True),
         ("kv_write", {"shape.head_dim": 96}, False),
+        # "cuBLASLt fused bias requires bfloat16 output."
+        ("gemm.bf16", {"dtype.bias": "bf16"}, True),
+        ("gemm.bf16", {"dtype.y": "fp32"}, True),
+        ("gemm.bf16", {"dtype.y": "fp32", "dtype.bias": "bf16"}, False),
+        ("gemm.bf16", {"dtype.x": "fp16", "dtype.weight": "fp16", "dtype.y": "fp16"}, False),
+        ("gemm.tiny_bf16", {"shape.N": 24}, False),
+        ("gemm.tiny_bf16", {"shape.K": 96}, False),
+        ("gemm.tiny_bf16", {"dtype.y": "fp16"}, False),
         ("gemm.cutlass_bf16", {"dtype.y": "fp32", "shape.N": 12}, True),
         ("gemm.cutlass_bf16", {"shape.N": 12}, False),
         ("gemm.cutlass_bf16", {"dtype.bias": "bf16"}, False),

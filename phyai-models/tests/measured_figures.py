@@ -20,9 +20,8 @@ NAMED = {
     "torch: add_, layer_norm": "decomposed.layer_norm_add",
     "torch: linear, gelu, linear": "decomposed.mlp",
 }
-#: How ``cuda.gemm.skinny_16bit`` cuts these products up today, and split attention so many requests (splits, stages).
-#: The figures hold other cuts too: benchmarks/notes/skinny.md.
-CUTS = {"qkv": [1, 2, 8], "o": [1, 4, 8], "gate_up": [1, 1, 8], "down": [1, 4, 8]}
+#: How split attention cuts so many requests up today (splits, stages). The figures hold other cuts too:
+#: benchmarks/notes/skinny.md.
 SPLITS = {2: (8, 2), 4: (8, 1), 8: (4, 1)}
 #: Sizes of the calls that the figures of FP8 know by name.
 FP8 = {
@@ -85,7 +84,7 @@ def times_of(
 
 
 def _alone() -> Iterator[Figure]:
-    for file in ("rows.json", "rows_gemm.json", "rows_attention.json"):
+    for file in ("rows.json", "rows_gemm.json", "rows_library_gemms.json", "rows_attention.json"):
         for row in _rows(file):
             kernel = NAMED.get(row["kernel"], row["kernel"])
             if "us" in row and "{" not in kernel and "part of" not in row["call"]:
@@ -96,8 +95,8 @@ def _alone() -> Iterator[Figure]:
             if (row.get("splits"), row.get("stages")) == SPLITS.get(requests, (None, None)):
                 yield "attention_paged", {"T": requests * queries}, row["kernel"], row["us"]
     for row in _rows("skinny.json"):
-        part = row.get("call", "").removeprefix("expert ").partition(" M=")[0]
-        if row["kind"] == "time" and row["kernel"] == "bf16" and row["cut"] == CUTS.get(part):
+        named = row["kind"] == "time" and " M=" in row["call"]
+        if named and row["kernel"] == "bf16" and row["default"] and "us" in row:
             yield *_call(row["call"]), "cuda.gemm.skinny_16bit", row["us"]
         if row["kind"] == "chain" and row["kernel"] == "torch and Triton rows":
             yield "gated_mlp", BLOCK, "decomposed.gated_mlp", row["us"]

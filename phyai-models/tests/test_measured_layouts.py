@@ -23,10 +23,9 @@ SCHEMES = {
     "fp8": QuantScheme(TensorQuant("fp8_e4m3", "channel")),
     "fp8_a8": QuantScheme(TensorQuant("fp8_e4m3", "channel"), TensorQuant("fp8_e4m3", "token", dynamic=True)),
 }
-#: What the figures call the kernels of each scheme, Humming's own name for it, and how skinny products are cut today.
+#: What the figures call the kernels of each scheme, and Humming's own name for it.
 SKINNY = {"int4": "int4 g128", "fp8": "fp8 channel"}
 HUMMING = {"int4": "w4a16 g128", "fp8": "fp8_a16 channel", "fp8_a8": "fp8_a8 channel"}
-CUTS = {"qkv": [1, 4, 4], "o": [1, 8, 4], "gate_up": [1, 2, 8], "down": [1, 8, 8]}
 
 
 def rows(file, key="rows"):
@@ -38,8 +37,8 @@ def times(scheme, call):
     sizes = FP8[call]
     found = {}
     for row in rows("skinny.json"):
-        timed = row["kind"] == "time" and row["call"].startswith(f"{call} ") and row["kernel"] == SKINNY.get(scheme)
-        if timed and row["cut"] == CUTS[call.split()[1]]:
+        timed = row["kind"] == "time" and row["call"].startswith(f"{call} M=") and row["kernel"] == SKINNY.get(scheme)
+        if timed and row["default"]:
             found[f"cuda.gemm.skinny_{scheme}"] = row["us"]
     for row in rows("rows_fp8.json") if scheme == "fp8_a8" else ():
         if row.get("call") == call and row["kernel"].count(".") == 2:

@@ -25,19 +25,19 @@ DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float
 CODES: Mapping[str, torch.dtype] = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
-def prepare_cutlass_bf16(
-    facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
-) -> Prepared:
+def _bf16(
+    backend: str, facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
+) -> Prepared:  # fmt: skip
     from flashinfer import mm_bf16
 
     kept, dtype = held(weights), DTYPES[str(facts["dtype.y"])]
-    weight = kept["weight"]
+    weight, bias = kept["weight"], kept.get("bias")
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         y = place(out, (*x.shape[:-1], len(weight)), dtype, x.device)
         if x.numel():
             rows, flat = packed(x.reshape(-1, x.shape[-1])), y.view(-1, len(weight))
-            mm_bf16(rows, weight.T, out=flat, out_dtype=dtype, backend="cutlass")
+            mm_bf16(rows, weight.T, bias, out=flat, out_dtype=dtype, backend=backend)
         return give(y, out)
 
     return Prepared(run, refresh=in_place(kept))
@@ -210,5 +210,8 @@ def _quantized(weights: Mapping[str, Any]) -> tuple[QuantizedWeight, TensorQuant
     return weight, weight.scheme.input
 
 
+prepare_bf16: PrepareFn = functools.partial(_bf16, "cublaslt")
+prepare_tiny_bf16: PrepareFn = functools.partial(_bf16, "tinygemm")
+prepare_cutlass_bf16: PrepareFn = functools.partial(_bf16, "cutlass")
 prepare_fp8_tensor: PrepareFn = functools.partial(_fp8_tensor, "cublas")
 prepare_cutlass_fp8_tensor: PrepareFn = functools.partial(_fp8_tensor, "cutlass")

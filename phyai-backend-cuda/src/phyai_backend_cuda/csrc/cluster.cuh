@@ -65,6 +65,13 @@ __device__ __forceinline__ uint4 load_peer4(u32 addr) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(addr) : "memory");
     return v;
 }
+// Four values into another block's shared memory, asynchronously; their bytes complete on its barrier `bar`.
+__device__ __forceinline__ void push4(u32 addr, u32 bar, const float* v) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];"
+                 ::"r"(addr), "r"(bar), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+}
+// A barrier's first state is there for the cluster once it has met.
+__device__ __forceinline__ void fence_mbar_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ __forceinline__ float2 load_peer2(u32 addr) {
     float2 v;
     asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(addr) : "memory");
@@ -79,11 +86,28 @@ __device__ __forceinline__ void store_shared(u32 addr, float v) { store_shared(a
 __device__ __forceinline__ void store_shared(u32 addr, float2 v) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(addr), "f"(v.x), "f"(v.y) : "memory");
 }
+__device__ __forceinline__ void store_shared4(u32 addr, const float* v) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+}
 __device__ __forceinline__ uint4 load_shared4(u32 addr) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(addr) : "memory");
     return v;
+}
+// Four 8 × 8 matrices of elements, as fragments: a thread names one row of 16 bytes.
+__device__ __forceinline__ void load_matrices(u32* v, u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(addr) : "memory");
+}
+// An 8 × 8 matrix of elements over a warp, rows for columns.
+__device__ __forceinline__ u32 transposed(u32 v) {
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(v));
+    return v;
+}
+// copy16 with a policy of the L2 cache.
+__device__ __forceinline__ void copy16_hint(u32 dst, const void* src, u64 policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "l"(policy) : "memory");
 }
 // copy16 of `src`, or of zeros.
 __device__ __forceinline__ void copy16_if(u32 dst, const void* src, bool there) {

@@ -1,266 +1,255 @@
 // y = x · Wᵀ for at most 64 rows of x: the rows of W are the rows of the product, those of x its columns.
 //
-// A warpgroup multiplies 64 rows of W by all of x. The blocks of a cluster share K; each leaves its partial product in
-// shared memory, and each adds up, in the order of the blocks, its share of the rows of x. So nothing spins, nothing
-// depends on the order of arrival, and a row's result does not depend on the other rows.
-// Weights do not depend on the kernel in front: as many as fit are asked for before waiting for it.
+// A block is one warpgroup: it multiplies 64 rows of W by all of x, and two blocks fit on a processor, of this launch and
+// of the one behind. Weights do not depend on the kernel in front: before waiting for it as many as fit are asked for in
+// shared memory and, more, in registers. What is behind the wait is short: x, in a ring; products; exchange; output.
 //
-// Weights of 16 bits lie as they are, [N, K]. Quantized ones are packed in the order in which a thread multiplies them
-// (see skinny_pack.py) and become 16-bit values in registers: fp8 exactly, int4 as (code - zero point) · scale of their
-// group; a scale per row is applied to the sum.
-#include "cluster.cuh"
+// The blocks of a cluster share K. Each pushes its partial sums to the block that finishes those rows of x, which adds
+// them up in the order of the blocks. So nothing spins on global memory, nothing depends on the order of arrival, and a
+// row's result does not depend on the other rows.
+#include "skinny_weights.cuh"
 
-// M8: rows of x, in eights. CHUNKS: chunks of 64 of K of a block; K is SPLITS times as much. SPLITS: blocks of a cluster. GROUPS: warpgroups.
-// AHEAD: chunks of W in flight, 3 or more. BITS: of a weight, 16, 8 (e4m3) or 4. GROUP: K of a scale, 0 for a row.
-// CENTRED: groups have zero points; those of int4 are 8 without.
-// EPILOGUE: 0 y = product (+ bias); 1 y = residual + gate · product; 2 y = act(gate rows) · up rows (two warpgroups).
+// M8: rows of x, in eights. CHUNKS: chunks of 64 of K of a block; K is SPLITS times as much. SPLITS: blocks of a cluster.
+// BITS, GROUP, CENTRED: of a weight, see skinny_weights.cuh. ACTIVATION: 0 y = product (+ bias); else y = act(gate rows) ·
+// up rows, 1 silu, 2 gelu, 3 gelu_tanh.
+// RING: chunks of 16-bit W in shared memory. HELD: chunks of W in registers as wgmma takes them. XRING: chunks of x in
+// shared memory. Where chunks are refilled, while two others are multiplied, a ring has at least three.
+constexpr bool GATED = ACTIVATION > 0, EXCHANGE = SPLITS > 1 || GATED;
 constexpr int XCHUNK = M8 * 1024, WCHUNK = 512 * BITS;  // bytes of 64 of K
-constexpr int ROWS = GROUPS * 64, PITCH = ROWS * 4 + 16, THREADS = GROUPS * 128;
-constexpr int OUT = EPILOGUE == 2 ? ROWS / 2 : ROWS;
-constexpr bool REFILL = AHEAD < CHUNKS;
-#if GROUP
-constexpr int SCALES = CHUNKS * 64 / GROUP;
-#endif
+constexpr int SLOTS = BITS == 16 ? RING : 0;
+constexpr bool XREFILL = XRING < CHUNKS, WREFILL = BITS == 16 && RING + HELD < CHUNKS, REFILL = XREFILL || WREFILL;
+constexpr int SHARE = (M8 + SPLITS - 1) / SPLITS;      // eights of rows of x that a block finishes
+constexpr int TURNS = GATED ? (SHARE + 1) / 2 : SHARE;  // with gates two warps each take every second of them
+constexpr int OUT = GATED ? 32 : 64;                   // outputs of a block
+static_assert(HELD <= CHUNKS && XRING <= CHUNKS && (!WREFILL || RING >= 3) && (!XREFILL || XRING >= 3), "");
+static_assert(BITS < 16 || HELD < 2 || RING > 1, "");
 
 struct Params {
     const elem* x;
     const char* w;
     const u32 *group_scale, *group_zero;  // of the two rows of a thread, as elements; of int4 with groups
     const float* row_scale;               // [N]; of quantized weights without groups
-    const elem *bias, *residual, *gate;   // [N]; [M, N]; [M / gate_rows, N]
+    const elem* bias;                     // [N]
     elem* y;
     long long x_row, y_row;               // elements between rows
-    int m, n, k, gate_rows, activation;   // activation: 0 silu, 1 gelu, 2 gelu_tanh
+    int m, n, k;
 };
 
-__device__ __forceinline__ float activate(float x, int kind) {
-    if (kind == 0) return __fdividef(x, 1.0f + __expf(-x));
-    if (kind == 1) return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+__device__ __forceinline__ float activate(float x) {
+    if (ACTIVATION == 1) return __fdividef(x, 1.0f + __expf(-x));
+    if (ACTIVATION == 2) return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
     return gelu_tanh(x);
 }
-
-// Two e4m3 values, in the high bytes of each half of `v`, as elements.
-__device__ __forceinline__ u32 from_fp8(u32 v) {
-#ifdef HALF
-    return mul_elem2(((v >> 1) & 0x3F803F80u) | (v & 0x80008000u), 0x5C005C00u);  // exponents differ by 8
-#else
-    return mul_elem2(((v >> 4) & 0x07F007F0u) | (v & 0x80008000u), 0x7B807B80u);  // by 120
-#endif
-}
-#ifdef HALF
-#define INT4_BASE 0x64006400u  // 1024, whose last place is 1
-#define INT4_ZERO 0x64086408u  // 1024 + 8
-#else
-#define INT4_BASE 0x43004300u  // 128
-#define INT4_ZERO 0x43084308u
-#endif
 
 struct Block {
     const Params& p;
     u32 w, x;  // of shared memory
-    int first, row;  // chunk of K, and row of W, of this warpgroup
-    int group, t;           // warpgroup, thread in it
+    int first, tile;  // chunk of K, outputs
+    u64 policy;  // weights are read once: they do not push out what is read again
 
-    __device__ u32 slot(int c) const { return w + ((c % AHEAD) * GROUPS + group) * WCHUNK; }
-    __device__ const char* packed(int c) const {
-        return p.w + (size_t(row / 64) * (p.k / 64) + first + c) * WCHUNK;
+    __device__ u32 slot(int c) const { return w + (SLOTS ? c % SLOTS : 0) * WCHUNK; }
+    __device__ u32 x_slot(int c) const { return x + (c % XRING) * XCHUNK; }
+    // Row of W that is row r of this block's: with gates 32 of gate, then 32 of up. Rows beyond the last are the last.
+    __device__ int row(int r) const {
+        return GATED ? (r >> 5) * (p.n / 2) + tile * 32 + (r & 31) : min(tile * 64 + r, p.n - 1);
+    }
+    // Which 16 rows of a packed weight, which is in tiles of 64, are those of `warp`.
+    __device__ int sixteenth(int warp) const {
+        return GATED ? (warp >> 1) * (p.n / 32) + tile * 2 + (warp & 1) : tile * 4 + warp;
     }
     __device__ void load_w(int c) const {
-        if (c < CHUNKS) {
-#if BITS == 16
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int r = i * 16 + t / 8, unit = t % 8;
-                const char* from = p.w + (size_t(min(row + r, p.n - 1)) * p.k + (first + c) * 64 + unit * 8) * 2;
-                copy16(slot(c) + r * 128 + ((unit ^ (r & 7)) << 4), from);
-            }
-#else
-#pragma unroll
-            for (int i = 0; i < BITS / 4; ++i) copy16(slot(c) + i * 2048 + t * 16, packed(c) + i * 2048 + t * 16);
-#endif
+        for (int i = 0; i < 4; ++i) {
+            const int r = i * 16 + threadIdx.x / 8, unit = threadIdx.x % 8;
+            const char* from = p.w + (size_t(row(r)) * p.k + (first + c) * 64 + unit * 8) * 2;
+            copy16_hint(slot(c) + r * 128 + ((unit ^ (r & 7)) << 4), from, policy);
         }
-        copy_commit();
     }
     // What does not fit yet comes as far as L2.
     __device__ void prefetch() const {
-#if BITS == 16
-        if (t < 64) prefetch_l2(p.w + (size_t(min(row + t, p.n - 1)) * p.k + (first + AHEAD) * 64) * 2, (CHUNKS - AHEAD) * 128);
-#else
-        if (t == 0) prefetch_l2(packed(AHEAD), (CHUNKS - AHEAD) * WCHUNK);
-#endif
+        if (threadIdx.x < 64)
+            prefetch_l2(p.w + (size_t(row(threadIdx.x)) * p.k + (first + RING + HELD) * 64) * 2, (CHUNKS - RING - HELD) * 128);
     }
     __device__ void load_x(int c) const {
 #pragma unroll
-        for (int i = 0; i < (M8 * 64 + THREADS - 1) / THREADS; ++i) {
-            const int u = i * THREADS + threadIdx.x, r = u / 8, unit = u % 8;
+        for (int i = 0; i < (M8 * 64 + 127) / 128; ++i) {
+            const int u = i * 128 + threadIdx.x, r = u / 8, unit = u % 8;
             if (r < p.m)
-                copy16(x + c * XCHUNK + r * 128 + ((unit ^ (r & 7)) << 4),
-                       p.x + r * p.x_row + (first + c) * 64 + unit * 8);
+                copy16(x_slot(c) + r * 128 + ((unit ^ (r & 7)) << 4), p.x + r * p.x_row + (first + c) * 64 + unit * 8);
         }
-        copy_commit();
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) skinny(const __grid_constant__ Params p) {
+// The sum of the blocks' partial results of four elements.
+__device__ __forceinline__ void sum_parts(float (&v)[4], u32 from) {
+    float4 sum = as_float4(load_shared4(from));
+#pragma unroll
+    for (int s = 1; s < SPLITS; ++s) {
+        const float4 part = as_float4(load_shared4(from + s * SHARE * 2048));
+        sum.x += part.x; sum.y += part.y; sum.z += part.z; sum.w += part.w;
+    }
+    v[0] = sum.x; v[1] = sum.y; v[2] = sum.z; v[3] = sum.w;
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) skinny(const __grid_constant__ Params p) {
     extern __shared__ __align__(1024) char smem[];
     launch_next();
-    const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), group = warp / 4, lane = threadIdx.x & 31;
-    const int g = lane >> 2, q = lane & 3, split = SPLITS > 1 ? cluster_rank() : 0, tile = blockIdx.y;
-    const u32 base = smem_u32(smem);
-    Block b{p, base, base + (REFILL ? AHEAD : CHUNKS) * GROUPS * WCHUNK};
-    b.first = split * CHUNKS;
-    b.row = EPILOGUE == 2 ? group * (p.n / 2) + tile * 64 : tile * ROWS + group * 64;
-    b.group = group;
-    b.t = threadIdx.x & 127;
+    const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+    const int split = SPLITS > 1 ? cluster_rank() : 0, tile = blockIdx.y;
+    // Peers push while this block still multiplies; what it keeps to itself comes over what was multiplied.
+    const u32 base = smem_u32(smem), parts = SPLITS > 1 ? base + SLOTS * WCHUNK + XRING * XCHUNK : base;
+    const u32 bar = parts + SPLITS * SHARE * 2048;
+    const Block b{p, base, base + SLOTS * WCHUNK, split * CHUNKS, tile, evict_first()};
+
+    // ---- weights
+    Codes codes;
+    if (BITS == 16) {
 #pragma unroll
-    for (int c = 0; c < (REFILL ? AHEAD : CHUNKS); ++c) b.load_w(c);
-    if (REFILL) b.prefetch();
-#if GROUP
-    u32 scale[SCALES];
-#if CENTRED
-    u32 zero[SCALES];
-#endif
-    {
-        const size_t at = (size_t(b.row / 64) * (p.k / GROUP) + b.first * 64 / GROUP) * 32 + (warp & 3) * 8 + g;
+        for (int c = 0; c < RING; ++c) {
+            b.load_w(c);
+            copy_commit();
+        }
+        if (WREFILL) b.prefetch();
+    } else {
+        codes.load(p.w, p.group_scale, p.group_zero, p.k, b.first, b.sixteenth(warp), b.policy);
+    }
+    if (SPLITS > 1) {
+        if (threadIdx.x == 0) {
+            mbar_init(bar, 1);
+            fence_mbar_init();
+            const int mine = min(SHARE, M8 - split * SHARE);
+            if (mine > 0) mbar_expect(bar, SPLITS * mine * 2048);
+        }
+        __syncwarp();
+        cluster_arrive();
+    }
+    const int rows[2] = {b.row(warp * 16 + g), b.row(warp * 16 + g + 8)};
+    float factor[2] = {1.0f, 1.0f};
+    if (BITS < 16 && !GROUP) {
+        factor[0] = __ldg(p.row_scale + rows[0]);
+        factor[1] = __ldg(p.row_scale + rows[1]);
+    }
+    u32 held[HELD ? HELD : 1][16];
+    if (BITS == 16) {
 #pragma unroll
-        for (int i = 0; i < SCALES; ++i) {
-            scale[i] = load_constant(p.group_scale + at + i * 32);
-#if CENTRED
-            zero[i] = load_constant(p.group_zero + at + i * 32);
-#endif
+        for (int h = 0; h < HELD; ++h) {
+            copy_wait_for(RING - 1 - (h > 0));
+            __syncthreads();
+            if (h && h - 1 + RING < CHUNKS) b.load_w(h - 1 + RING);
+            if (h) copy_commit();
+            const u32 from = b.slot(h) + (warp * 16 + (lane & 15)) * 128;
+#pragma unroll
+            for (int s = 0; s < 4; ++s) load_matrices(held[h] + s * 4, from + (((s * 2 + (lane >> 4)) ^ (lane & 7)) << 4));
+        }
+        if (HELD) {
+            __syncthreads();
+            if (HELD - 1 + RING < CHUNKS) b.load_w(HELD - 1 + RING);
+            copy_commit();
+        }
+    } else {
+#pragma unroll
+        for (int h = 0; h < HELD; ++h) codes.values(held[h], h);
+        if (p.m < 0) {  // never; but used here, so loaded and computed before the wait, behind which the compiler moves it
+            u32 used = codes.rest(HELD) ^ __float_as_uint(factor[0]) ^ __float_as_uint(factor[1]);
+#pragma unroll
+            for (int h = 0; h < HELD; ++h)
+#pragma unroll
+                for (int i = 0; i < 16; ++i) used ^= held[h][i];
+            store_shared(base, used);
         }
     }
-#endif
-    wait_previous();
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) b.load_x(c);
-
     float acc[M8 * 4];
 #pragma unroll
     for (int i = 0; i < M8 * 4; ++i) acc[i] = 0.0f;
-#if BITS < 16
+
+    // ---- everything else
+    wait_previous();
+#pragma unroll
+    for (int c = 0; c < XRING; ++c) {
+        b.load_x(c);
+        copy_commit();
+    }
+    float bias[2] = {0.0f, 0.0f};
+    if (!GATED && p.bias) {
+        bias[0] = float(p.bias[rows[0]]);
+        bias[1] = float(p.bias[rows[1]]);
+    }
     u32 a[2][16];
-#endif
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         // (The other way round, waiting for copies first, the compiler of CUDA 12 crashes at some sizes.)
-        if (c > 1) gmma_wait<1>();  // chunk c - 2 is done with
-        copy_wait_for(!REFILL ? CHUNKS - 1 - c : c < AHEAD ? CHUNKS - 1 - c + max(0, c - 2) : AHEAD - 3);
+        if (c > 1 && (REFILL || (BITS < 16 && c > HELD + 1))) gmma_wait<1>();  // chunk c - 2 is done with
+        const int asked = XRING + (REFILL ? max(0, c - 2) : 0);                // groups of copies until here
+        const int needed = max(c, WREFILL && c >= RING + HELD ? XRING + c - RING : 0);
+        copy_wait_for(asked - needed - 1);
         fence_async();
         __syncthreads();
-        if (REFILL && c > 1) b.load_w(c - 2 + AHEAD < CHUNKS ? c - 2 + AHEAD : CHUNKS);
-        const u64 x = uniform_desc(b.x + c * XCHUNK);
-#if BITS == 16
-        const u64 w = uniform_desc(b.slot(c));
-        gmma_fence();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) mma<M8>(acc, w + 2 * i, x + 2 * i);
-#else
-        u32* v = a[c & 1];
-#if BITS == 8
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const uint4 codes = load_shared4(b.slot(c) + i * 2048 + b.t * 16);
-            const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                v[i * 8 + 2 * j] = from_fp8(words[j] << 8);
-                v[i * 8 + 2 * j + 1] = from_fp8(words[j]);
-            }
+        if (REFILL && c > 1) {
+            if (XREFILL && c - 2 + XRING < CHUNKS) b.load_x(c - 2 + XRING);
+            if (WREFILL && c - 2 >= HELD && c - 2 + RING < CHUNKS) b.load_w(c - 2 + RING);
+            copy_commit();
         }
-#else
-        const uint4 codes = load_shared4(b.slot(c) + b.t * 16);
-        const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+        const u64 x = uniform_desc(b.x_slot(c));
+        if (c >= HELD && BITS == 16) {
+            const u64 w = uniform_desc(b.slot(c));
+            gmma_fence();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-#if GROUP
-            const u32 s = scale[(c * 64 + i * 16) / GROUP];
-#endif
-#if CENTRED
-            const u32 z = zero[(c * 64 + i * 16) / GROUP];
-#endif
+            for (int i = 0; i < 4; ++i) mma<M8>(acc, w + 2 * i, x + 2 * i);
+        } else {
+            u32* v = c < HELD ? held[c] : a[c & 1];
+            if (c >= HELD) codes.values(v, c);
+            gmma_fence();
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {  // even: row g; odd: row g + 8
-                const u32 selector = j & 1 ? 0x3232 : 0x1010, code = ((words[i] >> (4 * j)) & 0x000F000Fu) | INT4_BASE;
-#if CENTRED
-                v[i * 4 + j] = sub_elem2(code, __byte_perm(z, 0, selector));
-#else
-                v[i * 4 + j] = sub_elem2(code, INT4_ZERO);
-#endif
-#if GROUP
-                v[i * 4 + j] = mul_elem2(v[i * 4 + j], __byte_perm(s, 0, selector));
-#endif
-            }
+            for (int i = 0; i < 4; ++i) mma_regs<M8>(acc, v + 4 * i, x + 2 * i);
         }
-#endif
-        gmma_fence();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) mma_regs<M8>(acc, v + 4 * i, x + 2 * i);
-#endif
         gmma_commit();
     }
     gmma_wait<0>();
     copy_wait<0>();
-    __syncthreads();
-
-    // The partial product, [rows of x, rows of W], over what was loaded.
+    if (BITS < 16 && !GROUP) {  // rounded: the compiler makes one of it and of adding a bias at some M8, not at others
 #pragma unroll
-    for (int i = 0; i < M8 * 4; ++i) {
-        const int m = (i >> 2) * 8 + 2 * q + (i & 1), n = warp * 16 + g + (i >> 1 & 1) * 8;
-        store_shared(base + m * PITCH + n * 4, acc[i]);
+        for (int i = 0; i < M8 * 4; ++i) acc[i] = __fmul_rn(acc[i], factor[i >> 1 & 1]);
     }
+
+    // ---- partial results, [block][eight of rows of x][thread] of four elements, to whom they belong
     if (SPLITS > 1) {
-        cluster_arrive();
-        cluster_wait();
-    } else {
+        cluster_wait();  // every block has begun, and its barrier is ready: arrived at long ago
+#pragma unroll
+        for (int j = 0; j < M8; ++j) {
+            const u32 at = parts + ((split * SHARE + j % SHARE) * 128 + threadIdx.x) * 16;
+            push4(peer(at, j / SHARE), peer(bar, j / SHARE), acc + 4 * j);
+        }
+        if (split * SHARE < M8) mbar_wait(bar, 0);
+    } else if (GATED) {
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < M8; ++j) store_shared4(parts + (j * 128 + threadIdx.x) * 16, acc + 4 * j);
         __syncthreads();
     }
-    const int share = (p.m + SPLITS - 1) / SPLITS, columns = EPILOGUE == 2 ? p.n / 2 : p.n;
-    for (int u = threadIdx.x; u < share * (OUT / 4); u += THREADS) {
-        const int m = split * share + u / (OUT / 4), within = u % (OUT / 4) * 4, n = tile * OUT + within;
-        if (m >= p.m || n >= columns) continue;
-        float v[EPILOGUE == 2 ? 2 : 1][4];
+    const int column = tile * OUT + (GATED ? warp & 1 : warp) * 16 + 2 * q, columns = GATED ? p.n / 2 : p.n;
 #pragma unroll
-        for (int half = 0; half < (EPILOGUE == 2 ? 2 : 1); ++half) {
-            const u32 at = base + m * PITCH + (within + half * OUT) * 4;
-            uint4 parts[SPLITS];
+    for (int i = 0; i < TURNS; ++i) {
+        const int j = GATED ? 2 * i + warp / 2 : i, m = (split * SHARE + j) * 8 + g;
+        float v[4];  // rows of x 2q and 2q + 1, of outputs g, and g + 8
+        if (EXCHANGE) {
+            const u32 from = parts + (min(j, SHARE - 1) * 128 + (threadIdx.x & (2 * OUT - 1))) * 16;
+            sum_parts(v, from);
+            if (GATED) {
+                float up[4];
+                sum_parts(up, from + 1024);
 #pragma unroll
-            for (int s = 0; s < SPLITS; ++s) parts[s] = SPLITS > 1 ? load_peer4(peer(at, s)) : load_shared4(at);
-            float4 sum = as_float4(parts[0]);
-#pragma unroll
-            for (int s = 1; s < SPLITS; ++s) {
-                const float4 part = as_float4(parts[s]);
-                sum.x += part.x; sum.y += part.y; sum.z += part.z; sum.w += part.w;
+                for (int e = 0; e < 4; ++e) v[e] = activate(v[e]) * up[e];
             }
-            if (BITS < 16 && !GROUP) {
-                const float4 f = *reinterpret_cast<const float4*>(p.row_scale + half * columns + n);
-                sum.x *= f.x; sum.y *= f.y; sum.z *= f.z; sum.w *= f.w;
-            }
-            v[half][0] = sum.x; v[half][1] = sum.y; v[half][2] = sum.z; v[half][3] = sum.w;
-        }
-        float* y = v[0];
-        if (EPILOGUE == 2) {
+        } else {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) y[i] = activate(y[i], p.activation) * v[EPILOGUE == 2][i];
-        } else if (p.bias) {
-            const uint2 bias = *reinterpret_cast<const uint2*>(p.bias + n);
-            const float2 lo = unpack_elem(bias.x), hi = unpack_elem(bias.y);
-            y[0] += lo.x; y[1] += lo.y; y[2] += hi.x; y[3] += hi.y;
+            for (int e = 0; e < 4; ++e) v[e] = acc[4 * i + e];
         }
-        if (EPILOGUE == 1) {
-            const uint2 residual = __ldcg(reinterpret_cast<const uint2*>(p.residual + size_t(m) * p.n + n));
-            float2 lo = make_float2(1.0f, 1.0f), hi = lo;
-            if (p.gate) {
-                const uint2 gate = __ldcg(reinterpret_cast<const uint2*>(p.gate + size_t(m / p.gate_rows) * p.n + n));
-                lo = unpack_elem(gate.x); hi = unpack_elem(gate.y);
-            }
-            const float2 r = unpack_elem(residual.x), s = unpack_elem(residual.y);
-            y[0] = r.x + y[0] * lo.x; y[1] = r.y + y[1] * lo.y; y[2] = s.x + y[2] * hi.x; y[3] = s.y + y[3] * hi.y;
+        const u32 low = transposed(pack_elem(v[0] + bias[0], v[1] + bias[0]));
+        const u32 high = transposed(pack_elem(v[2] + bias[1], v[3] + bias[1]));
+        if (j < SHARE && m < p.m) {
+            elem* to = p.y + m * p.y_row + column;
+            if (column < columns) *reinterpret_cast<u32*>(to) = low;
+            if (column + 8 < columns) *reinterpret_cast<u32*>(to + 8) = high;
         }
-        *reinterpret_cast<uint2*>(p.y + m * p.y_row + n) = make_uint2(pack_elem(y[0], y[1]), pack_elem(y[2], y[3]));
-    }
-    if (SPLITS > 1) {  // a block's shared memory outlives the reads of its peers
-        cluster_arrive();
-        cluster_wait();
     }
 }

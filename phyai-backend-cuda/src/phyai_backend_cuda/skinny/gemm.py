@@ -14,20 +14,18 @@ from phyai.quant.weight import QuantizedWeight
 
 from phyai_backend_cuda.runtime.launch import settled
 from phyai_backend_cuda.runtime.memory import aligned, output, placed, readable, settle
-from phyai_backend_cuda.skinny.launch import GATED, MAX_ROWS, PLAIN, Shape, launch, shape_for
-
-CUT = ("splits", "warpgroups", "ahead")
+from phyai_backend_cuda.skinny.launch import MAX_ROWS, Shape, launch, shape_for
 
 
 class Product:
     """One weight with its cut: launches for at most 64 rows of ``dtype``."""
 
     def __init__(
-        self, weight: Any, bias: torch.Tensor | None, facts: Facts, params: Mapping[str, Any], epilogue: int = PLAIN
-    ) -> None:
+        self, weight: Any, bias: torch.Tensor | None, facts: Facts, params: Mapping[str, Any],
+        activation: str | None = None,
+    ) -> None:  # fmt: skip
         self.dtype = torch.float16 if facts["dtype.x"] == "fp16" else torch.bfloat16
-        self.shape = cut_of(weight, facts, params, epilogue)
-        self.outputs = self.shape.n // 2 if epilogue == GATED else self.shape.n
+        self.shape = cut_of(weight, facts, params, activation)
         self.operands = self._operands(weight)
         self.bias = None if bias is None else aligned(bias)
 
@@ -43,12 +41,12 @@ class Product:
         for count in {min(max(1, bound), MAX_ROWS) for bound in rows or (1,)}:
             self.shape.kernel(count)
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None, activation: str = "silu") -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """``[..., outputs]`` of ``x [..., K]``."""
-        y = output(x, out, *x.shape[:-1], self.outputs)
+        y = output(x, out, *x.shape[:-1], self.shape.outputs)
         if y.numel():
-            rows, place = readable(x.reshape(-1, self.shape.k)), placed(y, 4)
-            launch(self.shape, rows, place, operands=self.operands, bias=self.bias, activation=activation)
+            rows, place = readable(x.reshape(-1, self.shape.k)), placed(y, 2)
+            launch(self.shape, rows, place, operands=self.operands, bias=self.bias)
             settle(y, place)
         return y
 
@@ -60,7 +58,7 @@ class Product:
             self.bias.copy_(bias)
 
 
-def cut_of(weight: Any, facts: Facts, params: Mapping[str, Any], epilogue: int) -> Shape:
+def cut_of(weight: Any, facts: Facts, params: Mapping[str, Any], activation: str | None) -> Shape:
     """The cut for a weight ``[N, K]``, with what ``params`` say of it.
 
     Raises:
@@ -71,14 +69,14 @@ def cut_of(weight: Any, facts: Facts, params: Mapping[str, Any], epilogue: int) 
     shape = shape_for(
         n, k, bits=quant.bits if quant else 16, group=(quant.group_size or 0) if quant else 0,
         centred=quant is not None and quant.zero_point is not None, half=facts["dtype.x"] == "fp16",
-        epilogue=epilogue, processors=whole(facts, "device.sm_count", 132),
+        activation=activation, processors=whole(facts, "device.sm_count", 132),
     )  # fmt: skip
     if shape is None:
         raise CallError(f"no cut of a weight [{n}, {k}] can be run")
-    given: dict[str, Any] = {name: int(params[name]) for name in CUT if params.get(name) is not None}
-    shape = attrs.evolve(shape, **given)
-    if (why := shape.objection()) is not None:
-        raise CallError(f"{given}: {why}")
+    if (splits := params.get("splits")) is not None:
+        shape = attrs.evolve(shape, splits=int(splits))
+        if (why := shape.objection()) is not None:
+            raise CallError(f"splits={splits}: {why}")
     return shape
 
 

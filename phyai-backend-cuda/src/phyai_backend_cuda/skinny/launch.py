@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     import torch
 
 MAX_ROWS = 64
-SHARED_LIMIT = 227 * 1024  # bytes of one block
-CHUNK = 64  # of K, and rows of a warpgroup
+CHUNK = 64  # of K, and rows of W of a block
 SPLITS = (1, 2, 4, 8)
 MAX_CHUNKS = 16  # of a block: their loop is unrolled
-AHEAD = 8  # chunks in flight: enough to hide memory's latency, where they fit
-PLAIN, RESIDUAL, GATED = 0, 1, 2  # epilogues
+HELD = 8  # chunks in registers, 16 of them each
+LEAST_CHUNKS = 8  # of a block that shares K: with fewer the exchange costs more than they save
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
-POINTERS = ("x", "w", "group_scale", "group_zero", "row_scale", "bias", "residual", "gate", "y")
+POINTERS = ("x", "w", "group_scale", "group_zero", "row_scale", "bias", "y")
 
 
 class Params(ctypes.Structure):
@@ -30,14 +29,16 @@ class Params(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in POINTERS),
         *((name, ctypes.c_longlong) for name in ("x_row", "y_row")),
-        *((name, ctypes.c_int) for name in ("m", "n", "k", "gate_rows", "activation")),
+        *((name, ctypes.c_int) for name in ("m", "n", "k")),
     )  # fmt: skip
 
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """How one product is cut up: blocks of ``warpgroups`` · 64 outputs, K shared by ``splits`` of them, and
-    ``ahead`` chunks of 64 of K in flight."""
+    """How one product is cut up: blocks of 64 rows of W, K shared by ``splits`` of them.
+
+    With an ``activation`` the first half of W is gate, the second up, and the outputs are act(gate) · up.
+    """
 
     n: int
     k: int
@@ -45,116 +46,114 @@ class Shape:
     group: int = 0
     centred: bool = False  # groups have zero points
     half: bool = False
-    epilogue: int = PLAIN
-    warpgroups: int = 1
+    activation: str | None = None
     splits: int = 1
-    ahead: int = 3
+
+    @property
+    def outputs(self) -> int:
+        return self.n // 2 if self.activation else self.n
 
     @property
     def chunks(self) -> int:
+        """64 of K each, of one block."""
         return self.k // CHUNK // self.splits
 
     @property
     def tiles(self) -> int:
-        outputs = self.n // 2 if self.epilogue == GATED else self.n
-        each = CHUNK * self.warpgroups // (2 if self.epilogue == GATED else 1)
-        return -(-outputs // each)
+        return -(-self.n // CHUNK)
 
     @property
     def blocks(self) -> int:
         return self.tiles * self.splits
 
+    @property
+    def held(self) -> int:
+        """Chunks of W in registers before the kernel in front has ended."""
+        return min(HELD, self.chunks // 2 if self.bits == 16 else self.chunks)
+
+    @property
+    def ring(self) -> int:
+        """Chunks of 16-bit W in shared memory; where partial results lie there as well, fewer fit."""
+        return min(self.chunks - self.held, 6 if self.splits == 1 else 4) if self.bits == 16 else 0
+
+    @property
+    def x_ring(self) -> int:
+        """Chunks of x in shared memory."""
+        return min(self.chunks, 8)
+
     def objection(self) -> str | None:
         """Why this cannot be run; None where it can."""
-        if self.splits not in SPLITS or self.warpgroups not in (1, 2):
-            return f"splits={self.splits} is none of {SPLITS}, or warpgroups={self.warpgroups} neither 1 nor 2"
+        if self.splits not in SPLITS:
+            return f"splits={self.splits} is none of {SPLITS}"
         if self.k % (CHUNK * self.splits):
             return f"K={self.k} is no multiple of 64 · {self.splits}"
         if self.chunks > MAX_CHUNKS:
             return f"{self.chunks} chunks of 64 to a block; {MAX_CHUNKS} are allowed"
         if self.group and self.chunks * CHUNK % self.group:
             return f"{self.chunks} chunks of 64 are not whole groups of {self.group}"
-        if self.ahead < 3:
-            return "ahead is less than 3"
-        if self.epilogue == GATED and (self.warpgroups != 2 or self.n % (2 * CHUNK)):
-            return "gate and up rows need two warpgroups, and N a multiple of 128"
-        if self.shared(MAX_ROWS) > SHARED_LIMIT:
-            return f"{self.shared(MAX_ROWS)} bytes of shared memory; {SHARED_LIMIT} fit"
+        if self.activation and self.n % (2 * CHUNK):
+            return f"gate and up rows need N a multiple of 128, not {self.n}"
         return None
 
     def shared(self, rows: int) -> int:
-        """Bytes of shared memory for so many rows of x."""
+        """Bytes of shared memory for so many rows of x: both rings, and of a cluster partial results and a barrier."""
         eights = -(-rows // 8)
-        loads = min(self.ahead, self.chunks) * self.warpgroups * 512 * self.bits + self.chunks * eights * 1024
-        return max(loads, eights * 8 * (self.warpgroups * CHUNK * 4 + 16))
+        loads = self.ring * CHUNK * 128 + self.x_ring * eights * 1024
+        if self.splits > 1:
+            return loads + self.splits * -(-eights // self.splits) * 2048 + 16
+        return max(loads, eights * 2048 if self.activation else 0)
 
     def defines(self, rows: int) -> dict[str, int]:
         return {
-            "M8": -(-rows // 8), "CHUNKS": self.chunks, "SPLITS": self.splits, "GROUPS": self.warpgroups,
-            "AHEAD": min(self.ahead, max(self.chunks, 3)), "BITS": self.bits, "GROUP": self.group,
-            "CENTRED": int(self.centred), "EPILOGUE": self.epilogue, **({"HALF": 1} if self.half else {}),
+            "M8": -(-rows // 8), "CHUNKS": self.chunks, "SPLITS": self.splits, "RING": self.ring, "HELD": self.held,
+            "XRING": self.x_ring, "BITS": self.bits, "GROUP": self.group, "CENTRED": int(self.centred),
+            "ACTIVATION": 1 + ACTIVATIONS.index(self.activation) if self.activation else 0,
+            **({"HALF": 1} if self.half else {}),
         }  # fmt: skip
 
     def kernel(self, rows: int) -> Kernel:
         """Compiled for so many rows, rounded up to eight."""
         return load(
             "skinny.cu", "skinny", self.defines(rows), arch="sm_90a", shared_bytes=self.shared(rows),
-            cluster=self.splits,
+            cluster=self.splits, carveout=100,
         )  # fmt: skip
 
 
 def shape_for(
     n: int, k: int, *, bits: int = 16, group: int = 0, centred: bool = False, half: bool = False,
-    epilogue: int = PLAIN, processors: int = 132,
+    activation: str | None = None, processors: int = 132,
 ) -> Shape | None:  # fmt: skip
     """The cut that measured fastest at shapes like this one, on an H200; None where no cut can be run.
 
-    16-bit weights: the fewest splits with a block for nearly every second processor and at most 128 KiB of weights in
-    each, for every split costs an exchange. Quantized ones: the most splits with two warpgroups to a processor, for
-    what limits them is how fast codes become values.
+    It is the same for every format: K is shared by as many blocks as have a processor each and eight chunks of K or
+    more. Where not even the fewest do, the fewest.
 
-    >>> o, gate_up, codes = shape_for(1024, 2048), shape_for(8192, 1024, epilogue=GATED), shape_for(1024, 2048, bits=8)
-    >>> o.splits, o.blocks, gate_up.splits, gate_up.blocks, codes.splits, codes.blocks
-    (4, 64, 2, 128, 8, 128)
+    >>> calls = {"qkv": (2560, 1024), "o": (1024, 2048), "gate_up": (8192, 1024), "down": (1024, 4096)}
+    >>> {name: (cut.splits, cut.blocks) for name, call in calls.items() if (cut := shape_for(*call))}
+    {'qkv': (2, 80), 'o': (4, 64), 'gate_up': (1, 128), 'down': (8, 128)}
     """
-    warpgroups = 2 if epilogue == GATED else 1
-    any_cut = Shape(
-        n=n, k=k, bits=bits, group=group, centred=centred, half=half, epilogue=epilogue, warpgroups=warpgroups
-    )
+    any_cut = Shape(n=n, k=k, bits=bits, group=group, centred=centred, half=half, activation=activation)
     cuts = [attrs.evolve(any_cut, splits=splits) for splits in SPLITS]
     cuts = [cut for cut in cuts if cut.objection() is None]
-    if not cuts:
-        return None
-    if bits == 16:
-        few = (cut for cut in cuts if cut.blocks * 9 >= processors * 4 and cut.chunks * warpgroups <= 16)
-        best = next(few, cuts[-1])
-    else:
-        best = next((cut for cut in reversed(cuts) if cut.blocks * warpgroups <= 2 * processors), cuts[0])
-    # Clusters of eight leave processors over: with all of them to fit at once, two blocks share a processor.
-    alone = best.blocks <= processors and best.splits < 8
-    room = (SHARED_LIMIT if alone else SHARED_LIMIT // 2) - best.chunks * MAX_ROWS // 8 * 1024
-    return attrs.evolve(best, ahead=max(3, min(AHEAD, best.chunks, room // (warpgroups * 512 * bits))))
+    best = [cut for cut in cuts if cut.blocks <= processors and cut.chunks >= LEAST_CHUNKS]
+    return next(iter([*best[::-1], *cuts]), None)
 
 
 def launch(
     shape: Shape, x: torch.Tensor, y: torch.Tensor, *, operands: Mapping[str, torch.Tensor],
-    bias: torch.Tensor | None = None, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None,
-    activation: str = "silu", overlap: bool = True,
+    bias: torch.Tensor | None = None, overlap: bool = True,
 ) -> None:  # fmt: skip
     """Launch on the current stream.
 
     ``operands`` are the weight: ``w`` as it lies, or packed codes with ``group_scale`` (and ``group_zero``) or
-    ``row_scale``. Rows of ``x [M, K]`` and ``y [M, N]`` have no gaps and begin at multiples of 16 and of 8 bytes;
-    ``residual`` and ``gate`` are contiguous.
+    ``row_scale``. Rows of ``x [M, K]`` and ``y [M, outputs]`` have no gaps and begin at multiples of 16 and of 4 bytes.
 
     Before the kernel in front has ended only ``operands`` are read: with ``overlap`` they must have been written by
     no kernel that may still be running.
     """
-    given = {**operands, "x": x, "bias": bias, "residual": residual, "gate": gate, "y": y}
+    given = {**operands, "x": x, "bias": bias, "y": y}
     pointers = (given.get(name) for name in POINTERS)
     arguments = Params(
-        *(None if t is None else t.data_ptr() for t in pointers), x.stride(0), y.stride(0), len(x), shape.n, shape.k,
-        1 if gate is None else len(x) // len(gate), ACTIVATIONS.index(activation),
-    )  # fmt: skip
-    grid = (shape.splits, shape.tiles)
-    shape.kernel(len(x)).launch(grid, 128 * shape.warpgroups, (arguments,), current_stream(), overlap=overlap)
+        *(None if t is None else t.data_ptr() for t in pointers), x.stride(0), y.stride(0), len(x), shape.n, shape.k
+    )
+    shape.kernel(len(x)).launch((shape.splits, shape.tiles), 128, (arguments,), current_stream(), overlap=overlap)

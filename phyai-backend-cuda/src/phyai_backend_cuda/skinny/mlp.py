@@ -14,19 +14,17 @@ from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.runtime.launch import settled
 from phyai_backend_cuda.skinny.gemm import Product
-from phyai_backend_cuda.skinny.launch import GATED
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    gate_up = Product(weights["gate_up"], None, facts, {}, GATED)
+    gate_up = Product(weights["gate_up"], None, facts, {}, str(facts["attrs.activation"]))
     down = Product(weights["down"], None, facts, {})
     for product in (gate_up, down):
         product.load(resources.rows)
     settled()
-    activation = str(facts["attrs.activation"])
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        return down(gate_up(x, activation=activation), out)
+        return down(gate_up(x), out)
 
     def refresh(new: Mapping[str, Any]) -> None:
         gate_up.refresh(new["gate_up"], None)

@@ -14,17 +14,28 @@ from phyai.predicates import match
 from phyai_backend_flashinfer.rows.conditions import READ, row
 
 #: ``@supported_compute_capability`` of each call's backend (flashinfer/gemm/gemm_base.py, gemm_bf16_fp4.py).
+CUBLASLT_BF16 = [f"sm{cc}" for cc in (80, 86, 87, 89, 90, 100, 103, 107, 110, 120, 121)]
 CUTLASS_BF16 = [f"sm{cc}" for cc in (100, 103, 107)]
+TINYGEMM = [f"sm{cc}" for cc in (90, 100, 103, 107, 110, 120, 121)]
 CUTLASS_FP8 = [f"sm{cc}" for cc in (100, 103, 107, 110)]  # 120 and 121 have another kernel, in blocks
 GROUPWISE_FP8 = [f"sm{cc}" for cc in (100, 103, 107)]
 CUTLASS_FP4 = [f"sm{cc}" for cc in (100, 103, 107, 110, 120, 121)]
 BLACKWELL_BF16_FP4 = ["sm100", "sm103"]
 CUBLAS_FP8 = [f"sm{cc}" for cc in (89, 90, 100, 103, 107, 110, 120, 121)]
 
+#: cuBLASLt adds a bias to BF16 results alone.
+_OUTPUTS = [{"dtype.y": "bf16", "dtype.bias": [None, "bf16"]}, {"dtype.y": ["fp16", "fp32"], "dtype.bias": None}]
+_BF16: Mapping[str, Any] = {
+    **READ, "device.arch": CUBLASLT_BF16, "quant.scheme": None, "dtype.x": "bf16", "dtype.weight": "bf16",
+    "any_of": _OUTPUTS,
+}  # fmt: skip
+
+_TINY_BF16: Mapping[str, Any] = {
+    **_BF16, "device.arch": TINYGEMM, "shape.N": "%16", "shape.K": "%64", "any_of": _OUTPUTS[:1],
+}  # fmt: skip
 #: Rows of every operand begin at a multiple of 16 bytes.
 _CUTLASS_BF16: Mapping[str, Any] = {
-    **READ, "device.arch": CUTLASS_BF16, "quant.scheme": None, "dtype.x": "bf16", "dtype.weight": "bf16",
-    "dtype.bias": None, "shape.K": "%8",
+    **_BF16, "device.arch": CUTLASS_BF16, "shape.K": "%8", "dtype.bias": None,
     "any_of": [{"dtype.y": ["bf16", "fp16"], "shape.N": "%8"}, {"dtype.y": "fp32", "shape.N": "%4"}],
 }  # fmt: skip
 
@@ -82,6 +93,11 @@ _NVFP4_A16: Mapping[str, Any] = {
 _NEVER_RUN = "written from the library's sources, never run"
 
 KERNELS: tuple[Kernel, ...] = (
+    row("flashinfer.gemm.bf16", _BF16, "gemm:prepare_bf16", batch_invariant=False, band=Band.REFERENCE,
+        bands={Band.GENERAL: match({"dtype.y": ["fp16", "fp32"]})},  # torch's results have the dtype of x
+        doc="mm_bf16 through cuBLASLt, as torch calls it: the same times within 2 % at the sizes measured"),
+    row("flashinfer.gemm.tiny_bf16", _TINY_BF16, "gemm:prepare_tiny_bf16", batch_invariant=False, band=Band.REFERENCE,
+        rank=1, doc="mm_bf16 through TinyGEMM, made for up to eight rows; 1.7 to 33 times cuBLAS from 50 rows on"),
     row("flashinfer.gemm.fp8_tensor", _FP8_TENSOR, "gemm:prepare_fp8_tensor", batch_invariant=False,
         accumulation="fp22", band=Band.REFERENCE, bands={Band.GENERAL: _NOT_TORCHS},
         doc="bmm_fp8 through cuBLASLt, accumulated fast; inputs are quantized by torch"),
@@ -90,7 +106,7 @@ KERNELS: tuple[Kernel, ...] = (
         band=Band.GENERAL, specializes_on=("shape.M",),
         doc="fp8_blockscale_gemm_sm90 (DeepGEMM), which quantizes its inputs by 448 / amax: codes may differ at ties"),
     row("flashinfer.gemm.cutlass_bf16", _CUTLASS_BF16, "gemm:prepare_cutlass_bf16", batch_invariant=False,
-        band=Band.REFERENCE, bands={Band.GENERAL: match({"dtype.y": ["fp16", "fp32"]})},  # torch's have the dtype of x
+        band=Band.REFERENCE, rank=2, bands={Band.GENERAL: match({"dtype.y": ["fp16", "fp32"]})},
         doc=f"mm_bf16 through CUTLASS; {_NEVER_RUN}"),
     row("flashinfer.gemm.cutlass_fp8_tensor", _CUTLASS_FP8, "gemm:prepare_cutlass_fp8_tensor", batch_invariant=False,
         band=Band.REFERENCE, rank=1, bands={Band.GENERAL: _NOT_TORCHS},
