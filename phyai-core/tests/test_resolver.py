@@ -90,7 +90,9 @@ def test_a_rule_that_asks_for_any_numerics_beats_the_default():
 
 
 def test_a_failed_prepare_is_a_reason_like_any_other():
-    d = decide([kernel("a.gemm", band=OPT), kernel("b.gemm")], failed={"a.gemm": "ImportError: no fast"})
+    d = decide(
+        [kernel("a.gemm", band=OPT), kernel("b.gemm")], failed={"a.gemm": "prepare failed: ImportError: no fast"}
+    )
     assert d.kernel.id == "b.gemm"
     assert verdict(d, "a.gemm").stage is Stage.PREPARE
     assert verdict(d, "a.gemm").reason == "prepare failed: ImportError: no fast"

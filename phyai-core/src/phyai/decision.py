@@ -41,7 +41,7 @@ class Stage(enum.Enum):
     NUMERICS = "numerics"  # it does not promise what was asked for
     RESTRICTION = "restriction"  # a rule allows others only
     PARTS = "parts"  # composite: a rule on a part rules fusion out, or a part has no kernel
-    PREPARE = "prepare"  # its ``prepare`` failed on this machine
+    PREPARE = "prepare"  # it failed on this machine: in ``prepare``, or planned, warmed up or captured afterwards
 
 
 @attrs.frozen

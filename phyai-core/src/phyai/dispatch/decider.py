@@ -52,7 +52,7 @@ class Decider:
                 except Exception as error:
                     if isinstance(error, PhyAIError) or ran_out(error):
                         raise  # a mistake in a declaration or a call, or no memory: not a kernel that cannot run here
-                    failed = {**node.failed, node.kernel.id: f"{type(error).__name__}: {error}"}
+                    failed = {**node.failed, node.kernel.id: f"prepare failed: {type(error).__name__}: {error}"}
                     child = node.children[values] = self._decided(site, facts, policy, failed)
             if isinstance(child, Entry):
                 return child

@@ -41,7 +41,7 @@ def resolve(
     """Decide one call. Pure: the same arguments give an equal decision.
 
     ``facts`` must hold ``op``; ``device.*`` and ``lib.*`` come from ``environment`` unless ``facts`` has them.
-    ``failed`` maps kernels whose ``prepare`` failed to what went wrong. ``assumptions`` are handed on.
+    ``failed`` maps kernels that failed on this machine to what their rejection says. ``assumptions`` are handed on.
     ``parts`` are those of a chained op, which its caller knows.
 
     Raises:
@@ -77,7 +77,7 @@ def resolve(
         decided_by="capability",
         matched=tuple(rule.ref for rule in aspects.matched),
         assumptions=assumptions,
-        warnings=tuple(f"{kernel}: prepare failed: {reason}" for kernel, reason in failed.items()),
+        warnings=tuple(f"{kernel}: {reason}" for kernel, reason in failed.items()),
         parts=parts.decisions,
     )
     if not judged.eligible:

@@ -48,7 +48,7 @@ def judge(
         else:
             verdict = objection(kernel)
         if verdict is None and kernel.id in failed:
-            verdict = partial(Rejected, kernel.id, Stage.PREPARE, f"prepare failed: {failed[kernel.id]}")
+            verdict = partial(Rejected, kernel.id, Stage.PREPARE, failed[kernel.id])
         if verdict is None:
             able.append(kernel)
         else:
