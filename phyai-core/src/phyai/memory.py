@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
 from phyai.errors import PhyAIError
 
-#: How CUDA, its libraries and torch's allocator for the CPU say it, in errors that have no class of their own: a graph
-#: that is instantiated, a program that is loaded, a library's workspace.
+#: How CUDA (``cudaGetErrorString``, whatever stands before it), its libraries, C++ and torch on the CPU say it, in
+#: errors that have no class of their own: a graph that is instantiated, a program that is loaded, a library's
+#: workspace, a file that is mapped.
 _RAN_OUT = re.compile(
-    r"CUDA( error|\])?: out of memory|CUDA_ERROR_OUT_OF_MEMORY|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
-    r"|DefaultCPUAllocator: (can't allocate|not enough) memory"
+    r"\bout of memory\b|CUDA_ERROR_OUT_OF_MEMORY|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|std::bad_alloc"
+    r"|DefaultCPUAllocator: (can't allocate|not enough) memory|unable to mmap .*: Cannot allocate memory"
 )
 
 
@@ -24,4 +26,8 @@ def ran_out(error: BaseException) -> bool:
         return False
     # torch's class goes by its name: nothing here imports torch
     named = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
-    return named or isinstance(error, MemoryError) or bool(_RAN_OUT.search(str(error)))
+    if named or isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return bool(_RAN_OUT.search(str(error)))

@@ -70,7 +70,7 @@ def memory_errors(
         free = free_bytes(device)
         traceback.clear_frames(error.__traceback__)  # they hold what was allocated
         release()
-        said = str(error).splitlines()[0]
+        said = str(error).partition("\n")[0] or type(error).__name__  # Python's own has no words
     else:
         return
     give_back(device)
