@@ -15,6 +15,8 @@ from phyai.errors import CallError
 from phyai.explain import complete, explain_call, to_html, to_text
 from phyai.kernel import Band
 from phyai.op import ArgSpec
+from phyai.ops.conv2d import OP as CONV2D
+from phyai.ops.qkv_rope_kv_write import OP as QKV
 from phyai.ops.quantize_activation import OP as QUANTIZE
 
 SPECS = (
@@ -77,6 +79,26 @@ def test_nothing_is_assumed_of_what_is_given():
     given = {"shape.M": 1, "shape.N": 2, "shape.K": 128, "dtype.x": "bf16", "dtype.weight": "bf16", "dtype.y": "bf16",
              "mode.capture": False}  # fmt: skip
     assert explain(given).assumptions == ()
+
+
+@pytest.mark.parametrize(
+    ("op", "given", "follows"),
+    [
+        (CONV2D, {"shape.H": 448, "shape.W": 224}, {"shape.H_out": 448 // 14, "shape.W_out": 224 // 14}),
+        (QKV, {"shape.heads": 16}, {"shape.N": (16 + 2 * 1) * 256, "attrs.heads": 16}),
+        (
+            QUANTIZE,
+            {"shape.M": 7, "shape.K": 128, "attrs.granularity": "group", "attrs.group_size": 64},
+            {"shape.S": 7, "shape.G": 2},
+        ),
+        (QUANTIZE, {"attrs.format": "int8"}, {"dtype.codes": "int8"}),
+        (QUANTIZE, {"shape.M": 7, "shape.S": 5}, {"shape.S": 5}),  # what is given stays as it is
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_what_is_assumed_follows_from_what_is_given(op, given, follows):
+    facts, _ = complete(op, given, catalog(kernel(f"a.{op.name}"), ops=(op,)), CPU)
+    assert {name: facts[name] for name in follows} == follows
 
 
 def test_what_the_environment_assumed_is_handed_on():

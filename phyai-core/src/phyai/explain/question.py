@@ -55,7 +55,7 @@ def complete(
     """All facts of a call, and a sentence for each thing that was assumed.
 
     Dimensions, dtypes, attributes and optional tensors that are not given come from the argument spec that
-    agrees best with what is given.
+    agrees best with what is given; where they follow from it (:attr:`phyai.op.Op.fit`), they are made to.
     """
     check_names(op, given, catalog.vocabulary_of(op.name))
     known = {name: canonical_dtype(str(v)) if name.startswith("dtype.") and v else v for name, v in given.items()}
@@ -97,14 +97,7 @@ def _best(op: Op, known: Mapping[str, Any]) -> ArgSpec | None:
 
 
 def _spec_facts(op: Op, spec: ArgSpec) -> Facts:
-    return call_facts(
-        op,
-        dims=spec.dims,
-        dtypes=spec.dtypes or _first_dtypes(op),
-        attrs=spec.attrs,
-        present=spec.present,
-        extra=spec.facts,
-    )
+    return _call(op, attrs.evolve(spec, dtypes=spec.dtypes or _first_dtypes(op)))
 
 
 def _first_dtypes(op: Op) -> dict[str, str]:
@@ -112,29 +105,44 @@ def _first_dtypes(op: Op) -> dict[str, str]:
 
 
 def _filled(op: Op, known: Mapping[str, Any], spec: ArgSpec | None) -> Facts:
-    dims = {name[6:]: v for name, v in known.items() if name.startswith("shape.") and v is not None}
-    declared = {d.name for d in op.dims}
-    own_dtypes = {name[6:]: v for name, v in known.items() if name.startswith("dtype.") and v is not None}
-    gone = {name[6:] for name, v in known.items() if name.startswith("dtype.") and v is None}
-    spec_dtypes = dict(spec.dtypes) if spec and spec.dtypes else _first_dtypes(op)
-    if any(dtype in FLOATS for dtype in own_dtypes.values()):  # the others follow the one that is given
-        spec_dtypes = {n: d for n, d in spec_dtypes.items() if canonical_dtype(d) not in FLOATS}
-    present = {name for name in (spec.present if spec else ()) if name not in gone}
-    present |= {t.name for t in op.tensors if t.optional and t.name in own_dtypes}
-    dtypes = {n: d for n, d in {**spec_dtypes, **own_dtypes}.items() if n not in gone}
+    declared = {*(d.name for d in op.dims), *(a.name for a in op.attributes)}
+    dims = {name: size for name, size in _named("shape.", known).items() if name in declared and size is not None}
+    attributes = {name: value for name, value in _named("attrs.", known).items() if name in declared}
+    own_dtypes = {name: dtype for name, dtype in _named("dtype.", known).items() if dtype is not None}
+    gone = {name for name, dtype in _named("dtype.", known).items() if dtype is None}
     optional = {t.name for t in op.tensors if t.optional}
-    dtypes = {n: d for n, d in dtypes.items() if n not in optional or n in present}
-    attributes = {**(spec.attrs if spec else {}), **{n[6:]: v for n, v in known.items() if n.startswith("attrs.")}}
-    declared_attributes = {a.name for a in op.attributes}
-    facts = call_facts(
-        op,
-        dims={**(spec.dims if spec else {}), **{n: v for n, v in dims.items() if n in declared}},
-        dtypes=fill_dtypes(op, dtypes, present),
-        attrs={n: v for n, v in attributes.items() if n in declared_attributes},
-        present=tuple(present),
-        extra={name: v for name, v in known.items() if name.startswith(_IDENTITY)},
+
+    def with_given(assumed: ArgSpec) -> ArgSpec:
+        present = {*assumed.present, *(own_dtypes.keys() & optional)} - gone
+        dtypes = {n: d for n, d in {**assumed.dtypes, **own_dtypes}.items() if n not in gone}
+        return attrs.evolve(
+            assumed,
+            dims={**assumed.dims, **dims},
+            dtypes=fill_dtypes(op, {n: d for n, d in dtypes.items() if n not in optional - present}, present),
+            attrs={**assumed.attrs, **attributes},
+            present=tuple(present),
+        )
+
+    assumed = spec or ArgSpec("", {})
+    dtypes = dict(assumed.dtypes or _first_dtypes(op))
+    if any(dtype in FLOATS for dtype in own_dtypes.values()):  # the others follow the one that is given
+        dtypes = {n: d for n, d in dtypes.items() if canonical_dtype(d) not in FLOATS}
+    call = with_given(
+        attrs.evolve(assumed, dtypes=dtypes, facts={n: v for n, v in known.items() if n.startswith(_IDENTITY)})
     )
+    facts = _call(op, call)
+    if spec is not None and op.fit is not None:  # what is assumed follows from what is given
+        facts = _call(op, with_given(op.fit(call)))
     return facts.replace({name: v for name, v in known.items() if name != "op"})
+
+
+def _call(op: Op, spec: ArgSpec) -> Facts:
+    return call_facts(op, dims=spec.dims, dtypes=spec.dtypes, attrs=spec.attrs, present=spec.present, extra=spec.facts)
+
+
+def _named(prefix: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts under ``prefix``, by the names that the signature has for them."""
+    return {name.removeprefix(prefix): value for name, value in known.items() if name.startswith(prefix)}
 
 
 def _shown(value: Any) -> str:
