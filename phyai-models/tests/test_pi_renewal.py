@@ -7,7 +7,7 @@ from phyai.dispatch import Dispatcher
 from phyai.engine import EngineArgs, EngineConfig, RuntimeConfig
 from phyai.environment import Device, Environment
 from phyai.errors import CheckpointError, DeviceMemoryError, InputError, KernelFailure, NoKernelError
-from phyai.policy import Policy
+from phyai.policy import Policy, parse_policy
 from phyai_models.layers import Scope
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.hosted import LerobotBatch, NewWeights, RandomCheckpoint
@@ -15,6 +15,7 @@ from phyai_models.pi.loading import bytes_of, largest_bytes, model_class
 from phyai_models.pi.model import Savings
 from phyai_models.pi.precision import Precision
 from phyai_models.pi05 import PI05Args
+from phyai_models.quantized.writing import write_quantized
 from phyai_models.runner import memory_errors, require_free
 from phyai_models.runner.graph import failures_named
 from phyai_models.weights import RandomSource
@@ -83,6 +84,17 @@ def test_damaged_weights_stop_the_engine_until_whole_ones_come(tmp_path, catalog
             running.step(batch)
         running.step(NewWeights(old))
         assert torch.equal(running.step(batch).actions, first)
+
+
+def test_new_weights_that_are_quantized_otherwise_are_refused_by_their_schemes(tmp_path, catalog):
+    old = random_checkpoint(tmp_path / "old", "pi05")
+    write_quantized(old, parse_policy(INT8, catalog=catalog).policy, tmp_path / "int8", catalog=catalog)
+    said = r": the new weights are quantized as w8a16_channel, and those in use unquantized; make a new engine with"
+    with engine(old, catalog=catalog) as running, pytest.raises(CheckpointError, match=said):
+        running.step(NewWeights(tmp_path / "int8"))
+    said = r": the new weights are unquantized, and those in use quantized as w8a16_channel; make a new engine with"
+    with engine(tmp_path / "int8", catalog=catalog) as running, pytest.raises(CheckpointError, match=said):
+        running.step(NewWeights(old))
 
 
 def small():
