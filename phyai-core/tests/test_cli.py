@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -249,6 +250,19 @@ def test_who_handles_sigterm_keeps_doing_so(phyai):
 def test_a_command_runs_in_any_thread(phyai):
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(phyai, "ops").result().status == Exit.OK
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), "CUDA error: out of memory"),
+        (MemoryError(), "MemoryError"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "[Errno 12] Cannot allocate memory"),
+    ],
+)
+def test_memory_that_ran_out_is_no_defect(monkeypatch, phyai, error, said):
+    result = run_raising(monkeypatch, phyai, error)
+    assert (result.status, result.err) == (Exit.REFUSED, f"phyai: memory ran out: {said}\n")
 
 
 def test_an_unforeseen_error_is_status_3_without_a_traceback(monkeypatch, phyai):

@@ -19,6 +19,7 @@ from phyai.cli.command import Context, Exit, UsageError
 from phyai.cli.parsing import EXIT_STATUSES, parser_of
 from phyai.cli.registry import BUILT_IN, commands
 from phyai.errors import PhyAIError
+from phyai.memory import ran_out
 from phyai.plugins.hooks import Command
 from phyai.spelling import nearest
 
@@ -77,14 +78,18 @@ def _guarded(arguments: list[str], context: Context) -> int:
         return Exit.REFUSED
     except OSError as error:
         if error.filename is None:
-            return _defect(context, error)
+            return _unforeseen(context, error)
         _report(context, error, f"{error.filename}: {error.strerror}")
         return Exit.REFUSED
     except Exception as error:
-        return _defect(context, error)
+        return _unforeseen(context, error)
 
 
-def _defect(context: Context, error: Exception) -> int:
+def _unforeseen(context: Context, error: Exception) -> int:
+    if ran_out(error):  # nobody's defect
+        said = str(error).partition("\n")[0] or type(error).__name__
+        _report(context, error, f"memory ran out: {said}")
+        return Exit.REFUSED
     hint = "" if context.debug else "; PHYAI_DEBUG=1 shows the traceback, which a report should contain"
     _report(context, error, f"internal error: {type(error).__name__}: {error}{hint}")
     return Exit.INTERNAL
