@@ -50,7 +50,7 @@ def test_handed_cases_come_out_as_on_the_cpu(name, runtime, catalog):
         assert relative_error(got, expected["actions"]) < 1e-4
 
 
-@pytest.mark.parametrize("height, width", [(480, 640), (224, 224), (300, 200)])
+@pytest.mark.parametrize(("height", "width"), [(480, 640), (224, 224), (300, 200)])
 def test_images_are_made_ready_on_the_gpu_as_on_the_cpu(height, width):
     config = PiConfig.standard("pi05")
     random = torch.Generator().manual_seed(0)
