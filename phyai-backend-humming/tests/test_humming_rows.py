@@ -88,7 +88,7 @@ def test_what_a_row_takes_the_library_generates_code_for(sm: int) -> None:
 #: refuses; int4 inputs where no tensor core multiplies them.
 def _stricter(scheme: QuantScheme, dtype: str, sm: int) -> bool:
     weight, given = scheme.weight, scheme.input
-    if weight.format in ("mxfp4", "mxfp8") and given is None and dtype == "fp16":
+    if weight.format in ("mxfp4", "mxfp8") and dtype == "fp16":
         return True
     if given is None:
         return False

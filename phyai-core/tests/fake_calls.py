@@ -13,7 +13,7 @@ from phyai.facts import FactKind, Facts
 from phyai.kernel import Band, Capture, Kernel, Numerics, Prepared
 from phyai.op import Attr, Dim, Op, Part, Tensor
 from phyai.policy import Defaults, Layer, Location, NumericsDemand, Policy, Restriction, Rule
-from phyai.predicates import match
+from phyai.predicates import intersect, match
 
 GEMM = Op(
     "gemm",
@@ -85,6 +85,12 @@ def kernel(id: str, when: Mapping[str, Any] | None = None, band: Band = Band.GEN
         "numerics": Numerics(reproducible=True),
     }
     return Kernel(id=id, when=match(when or {}), band=band, **{**settings, **more})
+
+
+def within(when: Mapping[str, Any], bands: Mapping[Band, Mapping[str, Any]]) -> dict[Band, Any]:
+    """Those of ``bands`` that a kernel with this ``when`` may have: declared with others it is refused."""
+    claimed = match(when)
+    return {band: p for band, where in bands.items() if intersect(claimed, p := match(where)) is not None}
 
 
 def plain(id: str, runs: dict[str, Any] | None = None, **more: Any) -> Kernel:

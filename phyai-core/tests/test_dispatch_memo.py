@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fake_calls import CPU, Fake, catalog, gemm_site, kernel, policy, rule, x
+from fake_calls import CPU, Fake, catalog, gemm_site, kernel, policy, rule, within, x
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from phyai.dispatch import Dispatcher
@@ -40,9 +40,9 @@ def worlds(draw):
     kernels = [
         kernel(
             id,
-            {"op": "gemm", **draw(CONDITIONS)},
+            when := {"op": "gemm", **draw(CONDITIONS)},
             band=draw(st.sampled_from([Band.GENERAL, Band.OPTIMIZED])),
-            bands={Band.SPECIALIZED: match(draw(CONDITIONS))} if draw(st.booleans()) else {},
+            bands=within(when, {Band.SPECIALIZED: draw(CONDITIONS)} if draw(st.booleans()) else {}),
             rank=n,
             prepare=prepare(id),
             specializes_on=("shape.M",) if specialized[id] else (),

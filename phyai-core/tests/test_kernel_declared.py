@@ -42,3 +42,42 @@ def test_a_field_of_the_wrong_kind_is_refused(fields, words):
 def test_bands_are_kept_best_first():
     bands = {Band.OPTIMIZED: FEW, Band.SPECIALIZED: MANY}
     assert declared(bands=bands).bands == ((Band.SPECIALIZED, MANY), (Band.OPTIMIZED, FEW))
+
+
+@pytest.mark.parametrize(
+    ("when", "band"),
+    [
+        ({"shape.M": "<=64"}, {"shape.M": ">64"}),
+        ({"device.arch": "sm90"}, {"device.arch": ">=sm100"}),
+        ({"dtype.x": "bf16"}, {"dtype.x": ["fp16", "fp32"]}),
+        ({"dtype.mask": None}, {"dtype.mask": "bool"}),
+        ({"shape.K": "%16"}, {"shape.K": 100}),
+        ({"shape.M": "1..64"}, {"any_of": [{"shape.M": 65}, {"shape.M": ">=100", "role": "expert"}]}),
+        ({"any_of": [{"attrs.format": "int8"}, {"attrs.format": "fp8"}]}, {"attrs.format": "int4"}),
+        ({}, {"none_of": [{}]}),
+    ],
+)
+def test_a_band_on_calls_that_the_kernel_does_not_claim_is_refused(when, band):
+    with pytest.raises(DeclarationError, match=r"mine\.gemm: bands gives SPECIALIZED .* no call that `when` claims"):
+        declared(when=match(when), bands={Band.OPTIMIZED: match({}), Band.SPECIALIZED: match(band)})
+
+
+@pytest.mark.parametrize(
+    ("when", "band", "call"),
+    [
+        ({"shape.M": "<=64"}, {"shape.M": ">=64"}, {"shape.M": 64}),
+        ({}, {"shape.M": 0}, {"shape.M": 0}),
+        ({"attrs.offset": "-1..2"}, {"attrs.offset": "<=-0.5"}, {"attrs.offset": -1}),
+        ({"mine.slope": "<=0"}, {"mine.slope": -0.25}, {"mine.slope": -0.25}),
+        ({"role": "*pert"}, {"role": "ex*"}, {"role": "expert"}),
+        ({"device.type": "cuda"}, {"device.vendor": "amd", "device.arch": "gfx942"},
+         {"device.type": "cuda", "device.vendor": "amd", "device.arch": "gfx942"}),
+        ({"parts.up.shape.K": "%16"}, {"parts.up.shape.K": 1024}, {"parts.up.shape.K": 1024}),
+        ({"none_of": [{}]}, {"shape.M": 4}, None),  # claims nothing: no band of it is the mistake
+    ],
+)  # fmt: skip
+def test_any_other_is_taken_and_holds_where_both_do(when, band, call):
+    kernel = declared(when=match(when), bands={Band.SPECIALIZED: match(band)})
+    if call is not None:
+        assert kernel.when.holds(call)
+        assert kernel.band_on(call) is Band.SPECIALIZED

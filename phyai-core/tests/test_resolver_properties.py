@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 
 import attrs
-from fake_calls import GPU, REPRODUCIBLE, catalog, facts, kernel, policy, rule
+from fake_calls import GPU, REPRODUCIBLE, catalog, facts, kernel, policy, rule, within
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from phyai.decision import Decision
 from phyai.errors import AmbiguousKernelError, NoKernelError
 from phyai.kernel import Band, Capture, Numerics
 from phyai.policy import Layer
-from phyai.predicates import match
 from phyai.resolver import resolve
 
 IDS = ["a.gemm.0", "a.gemm.1", "b.gemm", "c.gemm", "r.gemm"]
@@ -41,9 +40,9 @@ def questions(draw, most_rules=4):
     kernels = [
         kernel(
             id,
-            draw(CONDITIONS),
+            when := draw(CONDITIONS),
             band=draw(st.sampled_from(list(Band))),
-            bands={band: match(condition) for band, condition in draw(BANDS).items()},
+            bands=within(when, draw(BANDS)),
             rank=draw(st.integers(0, 1)),
             capture=draw(st.sampled_from(list(Capture))),
             numerics=Numerics(draw(st.booleans())),

@@ -11,7 +11,7 @@ from phyai.policy import Policy
 from phyai_models.layers import Scope
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.hosted import LerobotBatch, NewWeights, RandomCheckpoint
-from phyai_models.pi.loading import bytes_of, model_class
+from phyai_models.pi.loading import bytes_of, largest_bytes, model_class
 from phyai_models.pi.model import Savings
 from phyai_models.pi.precision import Precision
 from phyai_models.pi05 import PI05Args
@@ -182,6 +182,52 @@ def test_other_errors_than_of_memory_are_left_alone():
         memory_errors(torch.device("cpu"), "a graph", 10**9, "use less", lambda: None),
     ):
         raise RuntimeError("illegal memory access")
+
+
+def out_of_memory(*_, **__):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+def test_memory_that_runs_out_while_the_model_is_made_is_said_as_while_it_is_loaded(tmp_path, catalog, monkeypatch):
+    from phyai_models.pi import model
+
+    directory, table = random_checkpoint(tmp_path, "pi05"), model.rotary_table
+
+    def scarce(config, positions, dtype, device):
+        return table(config, positions, dtype, device) if device.type == "meta" else out_of_memory()
+
+    monkeypatch.setattr(model, "rotary_table", scarce)
+    with pytest.raises(DeviceMemoryError, match=r"^pi05 in float32 needs .* of memory on cpu; .*CUDA out of memory"):
+        engine(directory, catalog=catalog)
+
+
+def test_memory_that_runs_out_for_new_weights_is_said_and_they_can_be_given_again(tmp_path, catalog, monkeypatch):
+    old, new = random_checkpoint(tmp_path / "old", "pi05"), random_checkpoint(tmp_path / "new", "pi05", seed=1)
+    batch = LerobotBatch(random_batch(old))
+    with engine(new, catalog=catalog) as running:
+        want = running.step(batch).actions
+    with engine(old, catalog=catalog) as running:
+        last = running.model.runner.model.action_out_proj
+        with monkeypatch.context() as patched:
+            patched.setattr(last, "refresh", out_of_memory)
+            with pytest.raises(
+                DeviceMemoryError, match=r"^reading new weights layer by layer needs .* on cpu; free mem"
+            ):
+                running.step(NewWeights(new))
+        with pytest.raises(InputError, match="mixed"):
+            running.step(batch)
+        running.step(NewWeights(new))
+        assert torch.equal(running.step(batch).actions, want)
+
+
+def test_of_the_published_architecture_the_largest_layer_is_its_embedding_table(catalog):
+    scope = Scope(
+        Dispatcher(catalog, Policy(), Environment(Device("cpu"))), torch.device("meta"), "pi05", "",
+        torch.bfloat16, torch.bfloat16,
+    )  # fmt: skip
+    config = PiConfig.standard()
+    model = model_class("pi05")(scope, config, Precision.of(config, "bf16"), Savings())
+    assert largest_bytes(model) == 257152 * 2048 * 2
 
 
 def test_memory_that_runs_out_while_a_kernel_is_prepared_is_said_and_no_other_kernel_takes_its_place(

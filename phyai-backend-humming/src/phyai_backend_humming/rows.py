@@ -93,12 +93,8 @@ def _fp8_by_token(dtype: str) -> Iterable[Facts]:
     yield {"quant.weight": "fp8_e4m3", "device.arch": _BLOCK_BY_TOKEN_ARCHS, **_block([64, 128], [64, 128])}
 
 
-def _mxfp4_a16(dtype: str) -> Iterable[Facts]:
+def _mxfp4(dtype: str) -> Iterable[Facts]:  # e8m0 reaches beyond fp16
     return [{"quant.format": "mxfp4"}] if dtype == "bf16" else []
-
-
-def _mxfp4(dtype: str) -> Iterable[Facts]:
-    return [{"quant.format": "mxfp4"}]
 
 
 def _nvfp4(dtype: str) -> Iterable[Facts]:
@@ -184,7 +180,7 @@ KERNELS: tuple[Kernel, ...] = (
     *_rows("w8a16", "int8 weight, 16-bit inputs",
            _when(_A16, ({}, _integers(8, _GROUPS, zero_points=True)))),
     *_rows("fp8_a16", "fp8 weight, 16-bit inputs", _when(_A16, ({}, _fp8))),
-    *_rows("mxfp4_a16", "mxfp4 weight, bf16 inputs", _when(_A16, ({}, _mxfp4_a16))),
+    *_rows("mxfp4_a16", "mxfp4 weight, bf16 inputs", _when(_A16, ({}, _mxfp4))),
     *_rows("nvfp4_a16", "nvfp4 weight, 16-bit inputs", _when(_A16, ({}, _nvfp4))),
     *_rows("fp8_a8", "fp8 weight and inputs",
            _when(_A8_FP8, (_BY_TOKEN, _fp8_by_token), (_BY_GROUP_128, lambda _dtype: [{}]))),

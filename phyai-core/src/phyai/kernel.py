@@ -23,8 +23,8 @@ from typing import Any, Protocol
 import attrs
 
 from phyai.errors import DeclarationError
-from phyai.facts import Facts, FactValue
-from phyai.predicates import Predicate
+from phyai.facts import CORE_FACTS, FactKind, Facts, FactSpec, FactValue, Vocabulary
+from phyai.predicates import TRUE, Predicate, PredicateError, intersect
 from phyai.targets import load as load_target
 
 
@@ -96,6 +96,15 @@ class Resources(Protocol):
         """The least and the greatest number of rows (M) of the site's calls, where who bound it said so."""
 
 
+#: What facts may be as far as a kernel alone says: its op, which declares more, is not known to it.
+_ANY_OP = Vocabulary(
+    (
+        *CORE_FACTS,
+        FactSpec("shape.*", FactKind.NUMBER, ""),
+        FactSpec("*", FactKind.NAME, "", minimum=-(10**9), integer=False),
+    )
+)
+
 #: Bands, best first, each with the calls on which it holds.
 Bands = tuple[tuple[Band, Predicate], ...]
 PrepareFn = Callable[[Facts, Mapping[str, Any], Mapping[str, Any], Resources], Prepared]
@@ -139,6 +148,25 @@ def _best_first(bands: Mapping[Band, Predicate] | Iterable[tuple[Band, Predicate
     return tuple(sorted(pairs, key=lambda pair: -pair[0]))
 
 
+def _inside(kernel: Kernel, _: Any, bands: Bands) -> None:
+    """Refuse a band on calls that the kernel does not claim, as far as what is asked of single facts tells: nothing
+    else would show the slip."""
+    for band, where in bands:
+        try:
+            outside = _disjoint(kernel.when, where) and not _disjoint(kernel.when, TRUE)
+        except PredicateError:
+            continue  # too many alternatives to be sure
+        if outside:
+            raise DeclarationError(
+                f"kernel {kernel.id}: bands gives {band.name} where {where!s:.300}, and no call that `when` "
+                f"claims is one ({kernel.when!s:.300})"
+            )
+
+
+def _disjoint(p: Predicate, q: Predicate) -> bool:
+    return intersect(p, q, vocabulary=_ANY_OP, implications=()) is None
+
+
 def _backend(kernel: Kernel) -> str:
     return kernel.id.split(".", 1)[0]
 
@@ -163,9 +191,10 @@ class Kernel:
 
     ``id`` is ``<backend>.<op>[.<variant>]``. ``when`` is exactly true: it holds for every call that the
     kernel computes correctly and for no other. ``band`` orders kernels, ``rank`` those of one backend inside a band
-    (higher first). ``bands`` are the higher bands that measurements put it in on some calls: on each call the best
-    one whose predicate holds counts. ``specializes_on`` lists the dynamic facts that ``prepare`` may read; reading
-    another raises. ``layouts`` are the weight layouts it reads; ``plain`` is the layout of ordinary tensors.
+    (higher first). ``bands`` are the higher bands that measurements put it in on some calls that ``when`` claims: on
+    each call the best one whose predicate holds counts. ``specializes_on`` lists the dynamic facts that ``prepare``
+    may read; reading another raises. ``layouts`` are the weight layouts it reads; ``plain`` is the layout of ordinary
+    tensors.
 
     ``compile`` is for kernels whose ``prepare`` compiles: once a model is loaded it is called with every ``prepare``
     that waits, those of all kernels that name the same function together, and compiles for them side by side. It
@@ -180,7 +209,7 @@ class Kernel:
     numerics: Numerics = attrs.field(validator=_of(Numerics))
     band: Band = attrs.field(default=Band.GENERAL, validator=_of(Band))
     rank: int = attrs.field(default=0, validator=_of(int))
-    bands: Bands = attrs.field(default=(), converter=_best_first)
+    bands: Bands = attrs.field(default=(), converter=_best_first, validator=_inside)
     specializes_on: tuple[str, ...] = attrs.field(default=(), validator=_of(tuple))
     layouts: tuple[str, ...] = attrs.field(default=("plain",), validator=_of(tuple))
     params: tuple[Param, ...] = attrs.field(default=(), validator=_of(tuple))

@@ -15,7 +15,7 @@ from phyai.quant.importers import Importer
 
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.inputs import Observation, from_lerobot
-from phyai_models.pi.loading import load_model, open_source
+from phyai_models.pi.loading import load_model, open_source, renew
 from phyai_models.pi.model import Savings
 from phyai_models.pi.processor import Processor
 from phyai_models.pi.requests import (
@@ -162,8 +162,7 @@ class HostedPi:
         source = _source(request.checkpoint_dir, self.args, self._importers)
         source.require(model.tensors())
         self._mixed = True
-        model.refresh(source)
-        source.check_finite()
+        renew(model, source)
         self._mixed = False
 
     def _steps(self, asked: int | None) -> int:

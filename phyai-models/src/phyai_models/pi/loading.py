@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 
+import attrs
 import torch
 from phyai.dispatch import Dispatcher
 from phyai.quant import QuantPlan, plan_from_policy
@@ -92,27 +93,57 @@ def load_model(
         capture=capture,
         fixed_lengths=fixed_lengths,
     )
-    model = model_class(config.family)(scope, config, precision, savings or Savings(), max_batch)
-    source.require(model.tensors())
-    what, needed = f"{config.family} in {str(precision.towers).removeprefix('torch.')}", bytes_of(model)
+
+    def made(on: torch.device) -> PiModel:
+        there = attrs.evolve(scope, device=on)
+        return model_class(config.family)(there, config, precision, savings or Savings(), max_batch)
+
+    described = made(torch.device("meta"))  # takes no memory, and says how much there will be
+    source.require(described.tensors())
+    what, needed = f"{config.family} in {str(precision.towers).removeprefix('torch.')}", bytes_of(described)
     if scope.quantization == QuantPlan() and source.quantized is None:
-        require_free(needed, model.device, what, ADVICE)
+        require_free(needed, scope.device, what, ADVICE)
+    model: PiModel | None = None
 
     def release() -> None:
         nonlocal model
-        del model  # which the error would hold, through the frame of this function
+        model = None  # which the error would hold, through the frame of this function
         dispatcher.release()
 
-    with memory_errors(model.device, what, needed, ADVICE, release):
+    with memory_errors(scope.device, what, needed, ADVICE, release):
+        model = made(scope.device)
         model.load(source)
     source.check_finite()
+    assert model is not None  # released only where an error was raised
     return model
+
+
+def renew(model: PiModel, source: WeightSource) -> None:
+    """Read other weights into the memory of a model's, one layer at a time.
+
+    Raises:
+        DeviceMemoryError: there is none for a layer beside the model's. Then, as after any other error, old and new
+            weights are mixed.
+        CheckpointError: the tensors are damaged, or not finite.
+    """
+    what, advice = "reading new weights layer by layer", "free memory and give them again"
+    with memory_errors(model.device, what, largest_bytes(model), advice, lambda: None):
+        model.refresh(source)
+        source.check_finite()
 
 
 def bytes_of(model: PiModel) -> int:
     """What the parameters of an unquantized model take, counting all in the precision of the towers."""
-    elements = sum(math.prod(spec.shape) for layer in used(model) for spec in layer.tensors())
-    return elements * model.precision.towers.itemsize
+    return sum(_elements(layer) for layer in used(model)) * model.precision.towers.itemsize
+
+
+def largest_bytes(model: PiModel) -> int:
+    """What those of its largest layer take."""
+    return max(_elements(layer) for layer in used(model)) * model.precision.towers.itemsize
+
+
+def _elements(layer: Layer) -> int:
+    return sum(math.prod(spec.shape) for spec in layer.tensors())
 
 
 def used(layer: Layer) -> Iterator[Layer]:
