@@ -9,7 +9,9 @@ from phyai.engine import RuntimeConfig
 from phyai.errors import DeviceMemoryError
 from phyai_models.bench.tape import record_tape
 from phyai_models.bench.where import spans_of
+from phyai_models.pi.config import PiConfig
 from phyai_models.pi.hosted import DeviceBatch, LerobotBatch, NewWeights
+from phyai_models.pi.inputs import TOKEN_MASK, TOKENS, Observation, camera_images, from_lerobot
 from phyai_models.runner import memory_errors
 from pi_cases import (
     CASES,
@@ -46,6 +48,27 @@ def test_handed_cases_come_out_as_on_the_cpu(name, runtime, catalog):
         assert cosine(got, expected["actions"]) > 0.999
     else:
         assert relative_error(got, expected["actions"]) < 1e-4
+
+
+@pytest.mark.parametrize(("height", "width"), [(480, 640), (224, 224), (300, 200)])
+def test_images_are_made_ready_on_the_gpu_as_on_the_cpu(height, width):
+    config = PiConfig.standard("pi05")
+    random = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (2, height, width, 3), dtype=torch.uint8, generator=random)
+    key = config.cameras[1]
+    seen = [
+        Observation({key: pixels[0].numpy()}, "", []),
+        Observation({key: pixels[1].permute(2, 0, 1) / 255}, "", []),
+    ]
+    want, _ = camera_images(seen, config, {})
+    got, mask = camera_images(seen, config, {}, torch.device("cuda"))
+    assert got.device.type == "cuda"
+    assert mask.tolist() == [[False, True, False]] * 2
+    torch.testing.assert_close(got.cpu(), want, rtol=0, atol=1e-6)
+    batch = {key: pixels, TOKENS: torch.zeros(2, 4, dtype=torch.int64), TOKEN_MASK: torch.ones(2, 4, dtype=torch.bool)}
+    noise = torch.zeros(2, config.chunk_size, config.max_action_dim)
+    want, got = (from_lerobot(batch, config, noise, torch.device(device)).images for device in ("cpu", "cuda"))
+    torch.testing.assert_close(got.cpu(), want, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "policy"), UNDER_POLICIES)

@@ -108,6 +108,24 @@ def test_memory_that_runs_out_while_recording_is_said_and_earlier_recordings_mak
         assert torch.equal(running.step(small).actions, want)
 
 
+def test_memory_that_runs_out_kernel_by_kernel_is_said_and_the_next_request_is_answered(tmp_path, catalog, monkeypatch):
+    directory = random_checkpoint(tmp_path, "pi05")
+    request = LerobotBatch(random_batch(directory, batch=1, tokens=3))
+    with engine(directory, catalog=catalog, runtime=RuntimeConfig("eager")) as running:
+        want, sample = running.step(request).actions, PiModel.sample
+
+        def fails(self, *given):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+        monkeypatch.setattr(PiModel, "sample", fails)
+        with pytest.raises(
+            DeviceMemoryError, match=r"a request of batch 1, 2 cameras, 3 prompt tokens, 4 steps needs \S+ GB of memory"
+        ):
+            running.step(request)
+        monkeypatch.setattr(PiModel, "sample", sample)
+        assert torch.equal(running.step(request).actions, want)
+
+
 def test_memory_that_runs_out_while_loading_is_said_and_nothing_is_left(tmp_path, catalog, monkeypatch):
     directory = random_checkpoint(tmp_path, "pi05")
     loaded = []

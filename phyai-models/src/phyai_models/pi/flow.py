@@ -44,5 +44,5 @@ def euler(
         if trace is not None:
             trace(f"step{step:02d}.x", x)
             trace(f"step{step:02d}.v", v)
-        x = x + (-1.0 / steps) * v
+        x = torch.add(x, v, alpha=-1.0 / steps)  # one kernel
     return x

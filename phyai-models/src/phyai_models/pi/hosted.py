@@ -90,7 +90,7 @@ class HostedPi:
             self.config,
             runtime,
         )
-        self.processor = Processor(directory, self.config, truncate_prompt=args.truncate_prompt)
+        self.processor = Processor(directory, self.config, truncate_prompt=args.truncate_prompt, device=device)
         self._generator = torch.Generator()
         if args.seed is None:
             self._generator.seed()
@@ -151,7 +151,7 @@ class HostedPi:
         tokens = request.tensors.get("observation.language.tokens")
         size = tokens.shape[0] if tokens is not None and tokens.ndim else 0
         noise = None if "noise" in request.tensors else self._noise(size)
-        inputs = from_lerobot(request.tensors, self.config, noise)
+        inputs = from_lerobot(request.tensors, self.config, noise, self._running.model.device)
         stages: dict[str, torch.Tensor] = {}
         chunk = self._running(inputs, self._steps(request.num_steps), stages if request.trace else None)
         return BatchResult(chunk[..., : self.config.action_dim].contiguous(), stages)

@@ -14,7 +14,7 @@ import torch
 from phyai.errors import InputError
 
 from phyai_models.pi.config import IMAGES, STATE, PiConfig
-from phyai_models.processors.images import preprocess, to_chw, unit_range
+from phyai_models.processors.images import CPU, preprocess, to_chw, unit_range
 
 TOKENS = "observation.language.tokens"
 TOKEN_MASK = "observation.language.attention_mask"
@@ -40,7 +40,7 @@ class Observation:
 
 @attrs.frozen(eq=False)
 class Inputs:
-    """A batch of B requests, C cameras and N token slots each, on the CPU.
+    """A batch of B requests, C cameras and N token slots each, on the CPU; images, state and noise also on the device.
 
     ``images`` float32 ``[B, C, 3, S, S]`` in [-1, 1], ``camera_mask`` bool ``[B, C]``: False for a missing
     camera, whose image is all -1. ``tokens`` int64 ``[B, N]``, ``token_mask`` bool ``[B, N]``. ``state``
@@ -59,11 +59,14 @@ class Inputs:
         return self.tokens.shape[0]
 
 
-def from_lerobot(batch: Mapping[str, torch.Tensor], config: PiConfig, noise: torch.Tensor | None = None) -> Inputs:
+def from_lerobot(
+    batch: Mapping[str, torch.Tensor], config: PiConfig, noise: torch.Tensor | None = None, device: torch.device = CPU
+) -> Inputs:
     """A batch as lerobot's policy takes it: images in [0, 1], normalized state, tokens with their mask.
 
     Cameras that the batch lacks are missing for all its requests, and come after the others, as lerobot
     orders them. ``noise`` stands in when the batch has none. What is neither of these nor a camera is not read.
+    Images are made ready on ``device``.
 
     Raises:
         InputError: names every entry that does not fit.
@@ -91,8 +94,8 @@ def from_lerobot(batch: Mapping[str, torch.Tensor], config: PiConfig, noise: tor
     if not present:
         raise InputError(f"no camera image is given; at least one of {', '.join(config.cameras)} is needed")
     shape = (size, 3, config.vision.image_size, config.vision.image_size)
-    images = [_lerobot_image(batch[camera], camera, size, config) for camera in present]
-    images += [torch.full(shape, -1.0)] * (len(config.cameras) - len(present))
+    images = [_lerobot_image(batch[camera], camera, size, config, device) for camera in present]
+    images += [torch.full(shape, -1.0, device=device)] * (len(config.cameras) - len(present))
     mask = torch.zeros(size, len(config.cameras), dtype=torch.bool)
     mask[:, : len(present)] = True
     state = batch.get(STATE)
@@ -106,13 +109,16 @@ def from_lerobot(batch: Mapping[str, torch.Tensor], config: PiConfig, noise: tor
     )
 
 
-def _lerobot_image(image: torch.Tensor, camera: str, batch: int, config: PiConfig) -> torch.Tensor:
+def _lerobot_image(
+    image: torch.Tensor, camera: str, batch: int, config: PiConfig, device: torch.device
+) -> torch.Tensor:
     usable = image.ndim == 4 and 0 not in image.shape and 3 in (image.shape[1], image.shape[-1])
     if not usable or image.shape[0] != batch:
         raise InputError(f"{camera} has shape {list(image.shape)}; give [{batch}, 3, height, width]")
+    pixels = unit_range(image, camera, device)
     if image.shape[1] != 3:
-        image = image.permute(0, 3, 1, 2)
-    return preprocess(unit_range(image.cpu(), camera), config.vision.image_size)
+        pixels = pixels.permute(0, 3, 1, 2)
+    return preprocess(pixels, config.vision.image_size)
 
 
 def _state(state: torch.Tensor, batch: int, config: PiConfig) -> torch.Tensor:
@@ -173,15 +179,15 @@ def check_tokens(tokens: torch.Tensor, mask: torch.Tensor, config: PiConfig) -> 
 
 
 def camera_images(
-    observations: Sequence[Observation], config: PiConfig, rename: Mapping[str, str]
+    observations: Sequence[Observation], config: PiConfig, rename: Mapping[str, str], device: torch.device = CPU
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images and camera mask of a batch of observations, as :class:`Inputs` holds them.
+    """Images, on ``device``, and camera mask of a batch of observations, as :class:`Inputs` holds them.
 
     Raises:
         InputError: an unknown camera, none given, or an image that cannot be used.
     """
     size = config.vision.image_size
-    images = torch.full((len(observations), len(config.cameras), 3, size, size), -1.0)
+    images = torch.full((len(observations), len(config.cameras), 3, size, size), -1.0, device=device)
     mask = torch.zeros(len(observations), len(config.cameras), dtype=torch.bool)
     by_name = {name: i for i, camera in enumerate(config.cameras) for name in (camera, camera.rpartition(".")[2])}
     for b, observation in enumerate(observations):
@@ -193,7 +199,7 @@ def camera_images(
             c = by_name[name]
             if mask[b, c]:
                 raise InputError(f"camera {config.cameras[c]} is given twice")
-            images[b, c] = preprocess(to_chw(image, name)[None], size)[0]
+            images[b, c] = preprocess(to_chw(image, name, device)[None], size)[0]
             mask[b, c] = True
         if not mask[b].any():
             raise InputError("an observation without any camera image; give at least one")

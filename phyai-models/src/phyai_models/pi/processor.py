@@ -12,6 +12,7 @@ from phyai.errors import CheckpointError, InputError
 from phyai_models.pi.config import ACTION, STATE, PiConfig
 from phyai_models.pi.inputs import Inputs, Observation, camera_images, check_tokens, checked_noise, float_tensor
 from phyai_models.processors.actions import absolute_mask, to_absolute
+from phyai_models.processors.images import CPU
 from phyai_models.processors.lerobot import POSTPROCESSOR, PREPROCESSOR, ProcessorFile
 from phyai_models.processors.normalization import Normalizer
 from phyai_models.processors.prompt import pi0_prompt, pi05_prompt
@@ -19,11 +20,15 @@ from phyai_models.processors.tokenizer import Tokenizer, load_tokenizer
 
 
 class Processor:
-    """lerobot's pre- and postprocessor for one checkpoint. The files are read when they are first needed."""
+    """lerobot's pre- and postprocessor for one checkpoint. The files are read when they are first needed. Images are
+    made ready on ``device``."""
 
-    def __init__(self, directory: Path, config: PiConfig, *, truncate_prompt: bool = False) -> None:
+    def __init__(
+        self, directory: Path, config: PiConfig, *, truncate_prompt: bool = False, device: torch.device = CPU
+    ) -> None:
         self.directory = directory
         self.config = config
+        self.device = device
         self.truncate_prompt = truncate_prompt
 
     def inputs(self, observations: Sequence[Observation], noise: torch.Tensor) -> Inputs:
@@ -35,7 +40,7 @@ class Processor:
         """
         if not observations:
             raise InputError("no observation is given")
-        images, camera_mask = camera_images(observations, self.config, self._rename)
+        images, camera_mask = camera_images(observations, self.config, self._rename, self.device)
         states = torch.stack([self._state(o) for o in observations])
         normalized = self.state_normalizer.normalize(states)
         tokens, token_mask = self._tokens([o.instruction for o in observations], normalized)

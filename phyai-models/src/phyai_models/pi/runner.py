@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import AbstractContextManager
 
 import torch
 from phyai.engine import RuntimeConfig
@@ -79,7 +80,9 @@ class Runner:
             )
         if stages is not None or self.execution == "eager":
             self.warmer.open()
-            return self._eager(inputs, steps, stages)
+            shape = Shape(inputs.batch, *needs(inputs, drop_masked=self.model.savings.drop_masked), steps)
+            with self._memory_errors(f"a request of {shape}", shape, "ask for fewer requests at once"):
+                return self._eager(inputs, steps, stages)
         program = self.program(inputs, steps)
         program.load(inputs, replan=program is not self._last)
         self._last = program
@@ -150,10 +153,8 @@ class Runner:
             _, oldest = self._programs.popitem(last=False)
             if oldest is self._last:
                 self._last = None
-        model = self.model
-        device, needed = model.device, model.recording_bytes(shape.batch, shape.cameras, shape.prompt)
         advice = "use fewer or smaller graphs (RuntimeConfig.max_graphs, prompt_buckets, max_batch)"
-        with memory_errors(device, f"a recording for {shape}", needed, advice, self._let_go):
+        with self._memory_errors(f"a recording for {shape}", shape, advice):
             program = self._recorded(shape, inputs)
         if not self.warmer.current():
             self._drop_programs()
@@ -169,6 +170,10 @@ class Runner:
 
         program.recording = self.warmer.record(program.compute, prepare)
         return program
+
+    def _memory_errors(self, what: str, shape: Shape, advice: str) -> AbstractContextManager[None]:
+        needed = self.model.recording_bytes(shape.batch, shape.cameras, shape.prompt)
+        return memory_errors(self.model.device, what, needed, advice, self._let_go)
 
     def _drop_programs(self) -> None:
         self._programs.clear()

@@ -1,4 +1,7 @@
-"""Camera images to the model's input: checked, resized without distortion, scaled to [-1, 1]."""
+"""Camera images to the model's input: checked, resized without distortion, scaled to [-1, 1].
+
+Pixels go to the device as they came, uint8 in a quarter of the bytes, and become floating point and are resized there.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from phyai.errors import InputError
 
+CPU = torch.device("cpu")
 
-def to_chw(image: Any, camera: str) -> torch.Tensor:
-    """One image as float32 ``[3, H, W]`` in [0, 1].
+
+def to_chw(image: Any, camera: str, device: torch.device = CPU) -> torch.Tensor:
+    """One image as float32 ``[3, H, W]`` in [0, 1], on ``device``.
 
     ``image`` is a NumPy array, a torch tensor or a PIL image; ``[H, W, 3]`` or ``[3, H, W]``; uint8 in 0..255
     or floating point in [0, 1]. ``camera`` names it in errors.
@@ -22,7 +27,7 @@ def to_chw(image: Any, camera: str) -> torch.Tensor:
     Raises:
         InputError: wrong number of dimensions or channels, another dtype, or values outside the range.
     """
-    tensor = image.detach().cpu() if isinstance(image, torch.Tensor) else torch.from_numpy(np.array(image))
+    tensor = image.detach() if isinstance(image, torch.Tensor) else torch.from_numpy(np.array(image))
     if tensor.ndim != 3 or 0 in tensor.shape:
         raise InputError(
             f"{camera}: an image of shape {list(tensor.shape)}; give [height, width, 3] or [3, height, width]"
@@ -33,17 +38,19 @@ def to_chw(image: Any, camera: str) -> torch.Tensor:
         raise InputError(
             f"{camera}: an image of shape {list(tensor.shape)}, where {why}; give RGB as [height, width, 3]"
         )
-    return unit_range(tensor if first else tensor.permute(2, 0, 1), camera)
+    pixels = unit_range(tensor, camera, device)
+    return pixels if first else pixels.permute(2, 0, 1)
 
 
-def unit_range(image: torch.Tensor, camera: str) -> torch.Tensor:
-    """uint8 in 0..255, or floating point in [0, 1], as float32 in [0, 1].
+def unit_range(image: torch.Tensor, camera: str, device: torch.device = CPU) -> torch.Tensor:
+    """uint8 in 0..255, or floating point in [0, 1], as float32 in [0, 1], on ``device``, in the same order of
+    dimensions.
 
     Raises:
         InputError: another dtype, or values outside [0, 1].
     """
     if image.dtype == torch.uint8:
-        return image.to(torch.float32) / 255.0
+        return upload(image, device).to(torch.float32) / 255.0
     if not image.is_floating_point():
         raise InputError(f"{camera}: pixels of dtype {image.dtype}; give uint8, or floating point in [0, 1]")
     image = image.to(torch.float32)
@@ -52,7 +59,14 @@ def unit_range(image: torch.Tensor, camera: str) -> torch.Tensor:
         raise InputError(
             f"{camera}: floating-point pixels span [{low:.4g}, {high:.4g}]; give [0, 1] (divide by 255), or uint8"
         )
-    return image
+    return upload(image, device)
+
+
+def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``tensor`` on ``device``; from the host to a GPU through pinned memory, without waiting for it."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def resize_with_pad(images: torch.Tensor, size: int) -> torch.Tensor:
