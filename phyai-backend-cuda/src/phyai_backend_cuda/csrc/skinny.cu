@@ -53,7 +53,14 @@ struct Block {
         if (threadIdx.x < 64)
             prefetch_l2(p.w + (size_t(row(threadIdx.x)) * p.k + (first + RING + HELD) * 64) * 2, (CHUNKS - RING - HELD) * 128);
     }
-    __device__ void load_x(int c) const { ::load_x(x_slot(c), p, first + c); }
+    __device__ void load_x(int c) const {
+#pragma unroll
+        for (int i = 0; i < (M8 * 64 + 127) / 128; ++i) {
+            const int u = i * 128 + threadIdx.x, r = u / 8, unit = u % 8;
+            if (r < p.m)
+                copy16(x_slot(c) + r * 128 + ((unit ^ (r & 7)) << 4), p.x + r * p.x_row + (first + c) * 64 + unit * 8);
+        }
+    }
 };
 
 // The sum of the blocks' partial results of four elements.

@@ -1,4 +1,4 @@
-// What the products of at most 64 rows share: arguments, x in shared memory, the activation.
+// What the products of at most 64 rows share: arguments, the activation.
 //
 // M8: rows of x, in eights. ACTIVATION: 0 y = product (+ bias); else y = act(gate rows) · up rows, 1 silu, 2 gelu,
 // 3 gelu_tanh; the gate rows are the first half of W, the up rows the second.
@@ -23,13 +23,4 @@ __device__ __forceinline__ float activate(float x) {
     if (ACTIVATION == 1) return __fdividef(x, 1.0f + __expf(-x));
     if (ACTIVATION == 2) return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
     return gelu_tanh(x);
-}
-
-// Chunk `chunk` of x: rows that there are. (What lies where others would be makes columns that nobody stores.)
-__device__ __forceinline__ void load_x(u32 slot, const Params& p, int chunk) {
-#pragma unroll
-    for (int i = 0; i < (M8 * 64 + 127) / 128; ++i) {
-        const int u = i * 128 + threadIdx.x, r = u / 8, unit = u % 8;
-        if (r < p.m) copy16(slot + r * 128 + ((unit ^ (r & 7)) << 4), p.x + r * p.x_row + chunk * 64 + unit * 8);
-    }
 }

@@ -19,13 +19,12 @@ static_assert(CHUNKS >= 4 && FLIGHT < RING, "");
 
 struct Block {
     const Params& p;
-    u32 w, x;  // of shared memory
+    u32 w;  // of shared memory
     int first, turn, tile;  // chunk of K, chunks by which it is turned, tile of 64 rows of W
     u64 policy;
 
-    __device__ int chunk(int c) const { return first + (c + turn < CHUNKS ? c + turn : c + turn - CHUNKS); }
+    __device__ int turned(int c) const { return TURNED && c + turn >= CHUNKS ? c + turn - CHUNKS : c + turn; }
     __device__ u32 slot(int u) const { return w + u % RING * UNIT; }
-    __device__ u32 x_slot(int c) const { return x + c * XCHUNK; }
     // Row of W that is row r of tile t: with gates, rows of gate and of up take turns of eight, so that a thread has
     // both. Rows beyond the last are the last.
     __device__ int row(int t, int r) const {
@@ -37,15 +36,38 @@ struct Block {
         for (int i = 0; i < 4; ++i) {
             const int r = i * 16 + threadIdx.x / 8, unit = threadIdx.x % 8;
             const u32 to = slot(u) + r * 128 + ((unit ^ (r & 7)) << 4);
-            const char* from = p.w + (size_t(row(u % 2, r)) * p.k + chunk(u / 2) * 64 + unit * 8) * 2;
+            const char* from = p.w + (size_t(row(u % 2, r)) * p.k + (first + turned(u / 2)) * 64 + unit * 8) * 2;
             if (LEAVING) copy16_hint(to, from, policy);
             else copy16(to, from);
         }
     }
-    __device__ void load_x(int c) const { ::load_x(x_slot(c), p, chunk(c)); }
 };
 
-// Where 16 bytes of row m of the outputs wait until they are stored, in shared memory: rows without gaps, their units XORed.
+// The rows of x of which a thread copies 16 bytes of each chunk: threadIdx.x / 8 and every sixteenth from there. (What
+// lies where there are no more rows makes columns that nobody stores.)
+struct Rows {
+    static constexpr int COUNT = (M8 + 1) / 2;
+    const elem* from[COUNT];
+    u32 to;
+
+    // Found before the wait, and kept by the compiler where it is: behind the wait every instruction counts.
+    __device__ Rows(const Params& p, u32 x, int first) {
+        const int r = threadIdx.x / 8, unit = threadIdx.x % 8;
+        to = x + r * 128 + ((unit ^ (r & 7)) << 4);
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            from[i] = p.x + (r + i * 16) * p.x_row + first * 64 + unit * 8;
+            asm volatile("" : "+l"(from[i]));
+        }
+    }
+    __device__ void load(const Params& p, int c, int offset) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if (int(threadIdx.x / 8) + i * 16 < p.m) copy16(to + c * XCHUNK + i * 2048, from[i] + offset);
+    }
+};
+
+// Where 16 bytes of row m of the outputs wait, in shared memory, until they are stored: rows without gaps, units XORed.
 __device__ __forceinline__ u32 waiting(int m, int unit) {
     return m * OUT * 2 + ((unit ^ (GATED ? m >> 1 & 3 : m & 7)) << 4);
 }
@@ -56,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) skinny_pair(const __grid_co
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, split = cluster_rank();
     const u32 base = smem_u32(smem), parts = base + RING * UNIT, bar = parts + CHUNKS * XCHUNK;
     const int turn = TURNED ? blockIdx.y % CHUNKS : 0, tile = blockIdx.y * 2;
-    const Block b{p, base, parts, split * CHUNKS, turn, tile, LEAVING ? evict_first() : 0};
+    const Block b{p, base, split * CHUNKS, turn, tile, LEAVING ? evict_first() : 0};
 
     // ---- weights
     u32 held[HELD][16];
@@ -81,18 +103,19 @@ extern "C" __global__ void __launch_bounds__(128, 2) skinny_pair(const __grid_co
         mbar_expect(bar, M8 * 2048);
     }
     __syncwarp();
-    float acc[2][M8 * 4];
-#pragma unroll
-    for (int i = 0; i < 2 * M8 * 4; ++i)  // (0.0f: they would share registers, and products would wait for each other)
-        asm volatile("mov.f32 %0, 0f00000000;" : "=f"(acc[i % 2][i / 2]));
+    const Rows x_rows(p, parts, b.first);
 
     // ---- everything else
     wait_previous();
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-        b.load_x(c);
+        x_rows.load(p, c, b.turned(c) * 64);
         copy_commit();
     }
+    float acc[2][M8 * 4];
+#pragma unroll
+    for (int i = 0; i < 2 * M8 * 4; ++i)  // (0.0f: they would share registers, and products would wait for each other)
+        asm volatile("mov.f32 %0, 0f00000000;" : "=f"(acc[i % 2][i / 2]));
     float bias[2] = {0.0f, 0.0f};  // of the tile that this block finishes
     if (!GATED && p.bias) {
         bias[0] = float(p.bias[b.row(split, warp * 16 + lane / 4)]);
@@ -104,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) skinny_pair(const __grid_co
         copy_wait_for(CHUNKS - 1 - c);
         fence_async();
         __syncthreads();
-        const u64 x = uniform_desc(b.x_slot(c)), w = uniform_desc(b.slot(2 * c));
+        const u64 x = uniform_desc(parts + c * XCHUNK), w = uniform_desc(b.slot(2 * c));
         gmma_fence();
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
