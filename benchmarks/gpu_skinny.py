@@ -17,10 +17,11 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
 from gpu_parts import BANDWIDTH, CALLS, Report, compiled, main_of, microseconds, resources
 from phyai_backend_cuda.skinny import order
-from phyai_backend_cuda.skinny.launch import ACTIVATIONS, SPLITS, Shape, launch, shape_for
+from phyai_backend_cuda.skinny.launch import ACTIVATIONS, MAX_ROWS, PAIR_ROWS, SPLITS, Shape, launch, shape_for
 
 F = torch.nn.functional
 EXPERT = {"qkv": (2560, 1024), "o": (1024, 2048), "gate_up": (8192, 1024), "down": (1024, 4096)}
@@ -79,7 +80,26 @@ def cases() -> list[dict[str, Any]]:
             *({"m": 50, "n": 8192, "k": 1024, "activation": a, **form} for a in ACTIVATIONS),
             *({"m": m, "n": 384, "k": 4096, "activation": "gelu_tanh", **form} for m in (1, 20, 64)),
         ]
+    return found + pairs()
+
+
+def pairs() -> list[dict[str, Any]]:
+    """What is checked of 128 rows of W to a block: every kernel of K = 1024, and of other K those of two sizes."""
+    found: list[dict[str, Any]] = []
+    for dtype in (torch.bfloat16, torch.float16):
+        sixteen = {"bits": 16, "dtype": dtype}
+        for m in (1, 9, 20, 32, 39, 47, 50, 64):
+            found.append({"m": m, "n": 4616, "k": 1024, "bias": m % 2 == 0, **sixteen})
+            found += [{"m": m, "n": 4608, "k": 1024, "activation": a, **sixteen} for a in ACTIVATIONS]
+        for k in (640, 768, 896):
+            found += [{"m": m, "n": 8440, "k": k, "bias": True, **sixteen} for m in (50, 64)]
+            found += [{"m": m, "n": 8448, "k": k, "activation": "silu", **sixteen} for m in (50, 64)]
     return found
+
+
+def fewer(m: int, shape: Shape) -> list[int]:
+    """Numbers of rows whose results are compared with those of ``m``: of pairs, one of every kernel."""
+    return list(range(7, m, 8)) if shape.paired and m == MAX_ROWS and shape.k == 1024 else [max(1, m // 2)]
 
 
 def check(report: Report) -> None:
@@ -113,26 +133,26 @@ def checked(
         gate, up = want.chunk(2, -1)
         act = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda v: F.gelu(v, approximate="tanh")}[activation]
         want = act(gate) * up
-    ys = [torch.full((m, want.shape[1]), torch.nan, dtype=dtype, device="cuda") for _ in range(3)]
-    for y in ys[:2]:
-        launch(shape, x, y, operands=held, bias=added)
-    part = max(1, m // 2)  # a row's result does not depend on the others
-    launch(shape, x[:part].clone(), ys[2][:part], operands=held, bias=added)
+    parts = fewer(m, shape)  # a row's result does not depend on the others
+    ys = [torch.full((rows, want.shape[1]), torch.nan, dtype=dtype, device="cuda") for rows in (m, m, *parts)]
+    for y in ys:
+        launch(shape, x[: len(y)].clone(), y, operands=held, bias=added)
     found = {
-        "splits": shape.splits,
+        "block_rows": shape.block_rows, "splits": shape.splits,
         "error": float((ys[0].double() - want).norm() / want.norm()),
         "same": torch.equal(ys[0], ys[1]),
-        "batch_invariant": torch.equal(ys[0][:part], ys[2][:part]),
-    }
+        "batch_invariant": all(torch.equal(ys[0][: len(y)], y) for y in ys[2:]),
+    }  # fmt: skip
     if not found["error"] < 5e-3 or not found["same"] or not found["batch_invariant"]:
         raise AssertionError(found)
     return found
 
 
 def cuts(n: int, k: int, form: dict[str, Any], activation: str | None = None) -> list[Shape]:
-    """What is timed: every sensible cut."""
+    """What is timed: every sensible cut, pairs with and without blocks for the processors left over."""
     shapes = [Shape(n=n, k=k, splits=splits, activation=activation, **form) for splits in SPLITS]
-    return [shape for shape in shapes if shape.objection() is None and 60 <= shape.blocks <= 264]
+    pairs = [attrs.evolve(shapes[1], block_rows=PAIR_ROWS, places=places) for places in (132, 0)]
+    return [shape for shape in [*shapes, *pairs] if shape.objection() is None and 60 <= shape.blocks <= 264]
 
 
 def times(report: Report) -> None:
@@ -155,8 +175,8 @@ def times_of(report: Report, what: str, n: int, k: int, form_name: str, activati
     floor = round((n * k * form["bits"] / 8 + 100 * (outputs + k)) / BANDWIDTH * 1e6, 2)
     default = shape_for(n, k, activation=activation, **form)
     for shape in cuts(n, k, form, activation):
-        row = {"call": what, "kernel": form_name, "splits": shape.splits, "default": shape == default,
-               "floor_us": floor}  # fmt: skip
+        row = {"call": what, "kernel": form_name, "block_rows": shape.block_rows, "splits": shape.splits,
+               "places": shape.places, "default": shape == default, "floor_us": floor}  # fmt: skip
         report.attempt("time", row, lambda: timed(shape, form))
 
 
@@ -314,12 +334,15 @@ def plain(x: torch.Tensor, norms: list[torch.Tensor], made: list[Any]) -> torch.
 
 def ahead(pool: Any) -> None:
     """Compile what will be needed side by side."""
-    wanted = [shape_of(**case).defines(m) for case in cases() for m in (case["m"], max(1, case["m"] // 2))]
+    checks = [(shape_of(**case), case["m"]) for case in cases()]
+    wanted = [(shape, rows) for shape, m in checks for rows in (m, *fewer(m, shape))]
     for form in map(FORMATS.__getitem__, TIMED):
-        wanted += [shape.defines(50) for n, k in EXPERT.values() for shape in cuts(n, k, form)]
-        wanted += [shape.defines(50) for shape in cuts(*EXPERT["gate_up"], form, "silu")]
-    unique = {tuple(sorted(d.items())): d for d in wanted}
-    compiled(pool, "skinny.cu", list(unique.values()))
+        wanted += [(shape, 50) for n, k in EXPERT.values() for shape in cuts(n, k, form)]
+        wanted += [(shape, 50) for shape in cuts(*EXPERT["gate_up"], form, "silu")]
+    for source in ("skinny.cu", "skinny_pair.cu"):
+        defines = [shape.defines(rows) for shape, rows in wanted if shape.source == source]
+        unique = {tuple(sorted(d.items())): d for d in defines}
+        compiled(pool, source, list(unique.values()))
 
 
 if __name__ == "__main__":

@@ -57,13 +57,26 @@ def weight_of(p: Any, d: Mapping[str, int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def skinny_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) -> None:
+    assert (p.k, block) == (64 * d["CHUNKS"] * d["SPLITS"], 128)
+    assert tuple(grid) == (d["SPLITS"], -(-p.n // 64))
+    assert [p.y % 4, p.y_row % 2] == [0] * 2
+    product(p, d)
+
+
+def skinny_pair_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) -> None:
+    assert (p.k, block) == (64 * d["CHUNKS"] * 2, 128)
+    assert grid[0] == 2
+    assert grid[1] >= -(-p.n // 128)
+    assert [p.y % 16, p.y_row % 8] == [0] * 2  # whole lines are stored
+    product(p, {"BITS": 16, **d})
+
+
+def product(p: Any, d: Mapping[str, int]) -> None:
     dtype = torch.float16 if "HALF" in d else torch.bfloat16
     activation = ["", *ACTIVATIONS][d["ACTIVATION"]]
     columns = p.n // 2 if activation else p.n
-    assert (p.k, block) == (64 * d["CHUNKS"] * d["SPLITS"], 128)
     assert 1 <= p.m <= 8 * d["M8"]
-    assert tuple(grid) == (d["SPLITS"], -(-p.n // 64))
-    assert [p.x % 16, p.x_row % 8, p.y % 4, p.y_row % 2, p.w % 16] == [0] * 5
+    assert [p.x % 16, p.x_row % 8, p.w % 16] == [0] * 3
     x = memory(p.x, dtype, (p.m, p.k), (p.x_row, 1)).double()
     y = x @ weight_of(p, d, dtype).T
     if activation:
@@ -127,7 +140,7 @@ def attention_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) 
 
 
 SOURCES: Mapping[str, Callable[..., None]] = {
-    "skinny.cu": skinny_cu, "norm.cu": norm_cu, "attention.cu": attention_cu
+    "skinny.cu": skinny_cu, "skinny_pair.cu": skinny_pair_cu, "norm.cu": norm_cu, "attention.cu": attention_cu
 }  # fmt: skip
 
 

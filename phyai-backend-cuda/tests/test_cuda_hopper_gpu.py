@@ -36,16 +36,21 @@ OPS = {op.name: op for op in CORE_OPS}
 GROUPS = TensorQuant("int4", "group", group_size=64, scale_dtype="bf16")
 GEMM = ArgSpec("", {"M": 6, "N": 72, "K": 512}, {}, {}, ("bias",))
 MLP = ArgSpec("", {"M": 6, "K": 128, "I": 192, "N": 40}, {}, {"activation": "gelu_tanh"})
+PAIRS = ArgSpec("", {"M": 6, "N": 4616, "K": 640}, {}, {}, ("bias",))  # 128 rows of W to a block
+PAIRS_MLP = ArgSpec("", {"M": 6, "K": 640, "I": 2304, "N": 40}, {}, {"activation": "silu"})
 PAGED = {"T": 9, "B": 2, "pages": 4, "page_size": 100, "entries": 3, "heads": 8, "kv_heads": 2}
 CALLS: list[tuple[str, ArgSpec, TensorQuant | None]] = [
     ("cuda.gemm.skinny_16bit", GEMM, None),
     ("cuda.gemm.skinny_16bit", attrs.evolve(GEMM, dtypes={"x": "fp16"}), None),
+    ("cuda.gemm.skinny_16bit", PAIRS, None),
+    ("cuda.gemm.skinny_16bit", attrs.evolve(PAIRS, dtypes={"x": "fp16"}), None),
     ("cuda.gemm.skinny_fp8", GEMM, TensorQuant("fp8_e4m3", "channel")),
     ("cuda.gemm.skinny_fp8", attrs.evolve(GEMM, dtypes={"x": "fp16"}), TensorQuant("fp8_e4m3", "tensor")),
     ("cuda.gemm.skinny_int4", GEMM, GROUPS),
     ("cuda.gemm.skinny_int4", GEMM, attrs.evolve(GROUPS, dtype="uint4", zero_point="int", group_size=32)),
     ("cuda.gemm.skinny_int4", GEMM, TensorQuant("int4", "channel")),
     ("cuda.gated_mlp.skinny_16bit", MLP, None),
+    ("cuda.gated_mlp.skinny_16bit", PAIRS_MLP, None),
     ("cuda.gated_mlp.skinny_fp8", MLP, TensorQuant("fp8_e4m3", "channel")),
     ("cuda.gated_mlp.skinny_int4", MLP, GROUPS),
     ("cuda.rms_norm.overlap", ArgSpec("", {"M": 6, "D": 1096}, {}, {"offset": 1}, ("weight",)), None),
@@ -63,7 +68,7 @@ def catalog() -> Catalog:
 
 
 @pytest.mark.parametrize("form", MEMORY)
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call[0]}-{call[2].dtype if call[2] else ''}")
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call[0]}-{call[2].dtype if call[2] else call[1].dims}")
 def test_every_check_holds_in_every_form_of_memory(
     call: tuple[str, ArgSpec, TensorQuant | None], form: str, catalog: Catalog
 ) -> None:
@@ -101,34 +106,35 @@ def test_every_e4m3_code_becomes_its_value(dtype: torch.dtype) -> None:
         assert torch.equal(run(x).float(), table.float().T[first : first + 64])
 
 
+@pytest.mark.parametrize(("n", "k"), [(1024, 2048), (4616, 1024)])
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 50, 63, 64])
-def test_products_of_every_number_of_rows(rows: int) -> None:
-    weight, x = normal(1024, 2048, seed=1) / 45, normal(rows, 2048)
+def test_products_of_every_number_of_rows(rows: int, n: int, k: int) -> None:
+    weight, x = normal(n, k, seed=1) / 45, normal(rows, k)
     torch.testing.assert_close(gemm(weight).run(x).double(), x.double() @ weight.double().T, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
-def test_a_row_is_the_same_whatever_rows_are_beside_it(bits: int) -> None:
+@pytest.mark.parametrize(("bits", "n", "k"), [(16, 1024, 64), (16, 4616, 1024), (8, 1024, 64), (4, 1024, 64)])
+def test_a_row_is_the_same_whatever_rows_are_beside_it(bits: int, n: int, k: int) -> None:
     """Every number of eights of rows is a kernel of its own; all round alike, a scale and a bias among it."""
-    weight: Any = normal(1024, 64, seed=1)
+    weight: Any = normal(n, k, seed=1)
     if bits != 16:
         quant = TensorQuant("fp8_e4m3" if bits == 8 else "int4", "channel")
         weight = quantized_weight(weight.cpu().float(), QuantScheme(quant)).to("cuda")
-    bias, x = normal(1024, seed=2), normal(64, 64)
+    bias, x = normal(n, seed=2), normal(64, k)
     run = gemm(weight, bias=bias).run
     together = run(x)
     for rows in range(1, 64, 7):
         assert torch.equal(run(x[:rows]), together[:rows])
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
-def test_inputs_are_those_that_the_kernel_in_front_writes(bits: int) -> None:
+@pytest.mark.parametrize(("bits", "n"), [(16, 256), (16, 8192), (8, 256), (4, 256)])
+def test_inputs_are_those_that_the_kernel_in_front_writes(bits: int, n: int) -> None:
     """The one in front is any kernel and takes its time; eagerly, and in a graph."""
-    weight: Any = normal(256, 1024, seed=1)
+    weight: Any = normal(n, 1024, seed=1)
     if bits != 16:
         quant = TensorQuant("fp8_e4m3", "channel") if bits == 8 else GROUPS
         weight = quantized_weight(weight.cpu().float(), QuantScheme(quant)).to("cuda")
-    run, x, y = gemm(weight).run, normal(50, 1024), torch.empty(50, 256, dtype=torch.bfloat16, device="cuda")
+    run, x, y = gemm(weight).run, normal(50, 1024), torch.empty(50, n, dtype=torch.bfloat16, device="cuda")
     want = [run(x * factor) for factor in (1, 2)]
     held = torch.zeros_like(x)
 
@@ -153,25 +159,26 @@ def test_inputs_are_those_that_the_kernel_in_front_writes(bits: int) -> None:
         assert all(torch.equal(a, b) for a, b in zip(before, want, strict=True))
 
 
-def test_a_chain_of_overlapping_launches_keeps_every_order() -> None:
+@pytest.mark.parametrize(("n", "k"), [(512, 512), (4616, 640)])
+def test_a_chain_of_overlapping_launches_keeps_every_order(n: int, k: int) -> None:
     """Norm, product, norm, …: each reads what the one in front writes, and writes what the one before that read."""
-    weights = [normal(512, 512, seed=i) / 23 for i in range(8)]
+    weights = [normal(n, k, seed=i) / k**0.5 for i in range(8)]
     products = [gemm(w).run for w in weights]
     norm = BY_ID["cuda.rms_norm.overlap"].load()(
-        Facts({"shape.D": 512, "dtype.x": "bf16"}), {"weight": None}, {}, Resources()  # type: ignore[arg-type]
+        Facts({"shape.D": k, "dtype.x": "bf16"}), {"weight": None}, {}, Resources()  # type: ignore[arg-type]
     ).run  # fmt: skip
-    a, b = (torch.empty(50, 512, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    first = normal(50, 512)
+    a, b = (torch.empty(50, width, dtype=torch.bfloat16, device="cuda") for width in (n, k))
+    first = normal(50, n)
 
     def chain() -> None:
         a.copy_(first)
         for product in products * 8:
-            norm(a, out=b)
+            norm(a[:, :k], out=b)
             product(b, out=a)
 
     want = first
     for weight in weights * 8:
-        want = torch.nn.functional.rms_norm(want.float(), (512,), eps=1e-6).bfloat16() @ weight.T
+        want = torch.nn.functional.rms_norm(want[:, :k].float(), (k,), eps=1e-6).bfloat16() @ weight.T
     chain()
     eager = a.clone()
     assert float((eager.float() - want.float()).norm() / want.float().norm()) < 5e-2

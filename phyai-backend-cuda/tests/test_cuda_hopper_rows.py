@@ -76,22 +76,24 @@ def test_what_a_row_claims_it_computes(id: str, catalog: Catalog) -> None:
     assert any(check.outcome is Outcome.PASSED for check in report.checks)
 
 
-CALLS: Mapping[str, ArgSpec] = {
-    "cuda.gemm.skinny_16bit": ArgSpec("", {"M": 6, "N": 24, "K": 192}, {}, {}, ("bias",)),
-    "cuda.gated_mlp.skinny_16bit": ArgSpec("", {"M": 6, "K": 64, "I": 128, "N": 16}, {}, {"activation": "silu"}),
-    "cuda.rms_norm.overlap": ArgSpec("", {"M": 6, "D": 72}, {}, {"offset": 1}, ("weight",)),
-    "cuda.rms_norm_add.overlap": ArgSpec("", {"M": 6, "D": 72}),
-    "cuda.ada_rms_norm.overlap": ArgSpec("", {"M": 6, "R": 2, "D": 40}),
-    "cuda.attention_paged.split": ArgSpec(
-        "", {"T": 9, "B": 2, "pages": 3, "page_size": 8, "entries": 3, "heads": 4, "kv_heads": 2, "head_dim": 64}
-    ),
-}
+SILU = {"activation": "silu"}
+PAGED = {"T": 9, "B": 2, "pages": 3, "page_size": 8, "entries": 3, "heads": 4, "kv_heads": 2, "head_dim": 64}
+CALLS: list[tuple[str, ArgSpec]] = [
+    ("cuda.gemm.skinny_16bit", ArgSpec("", {"M": 6, "N": 24, "K": 192}, {}, {}, ("bias",))),
+    ("cuda.gemm.skinny_16bit", ArgSpec("", {"M": 6, "N": 4616, "K": 640}, {}, {}, ("bias",))),  # 128 rows to a block
+    ("cuda.gated_mlp.skinny_16bit", ArgSpec("", {"M": 6, "K": 64, "I": 128, "N": 16}, {}, SILU)),
+    ("cuda.gated_mlp.skinny_16bit", ArgSpec("", {"M": 6, "K": 640, "I": 2304, "N": 16}, {}, SILU)),
+    ("cuda.rms_norm.overlap", ArgSpec("", {"M": 6, "D": 72}, {}, {"offset": 1}, ("weight",))),
+    ("cuda.rms_norm_add.overlap", ArgSpec("", {"M": 6, "D": 72})),
+    ("cuda.ada_rms_norm.overlap", ArgSpec("", {"M": 6, "R": 2, "D": 40})),
+    ("cuda.attention_paged.split", ArgSpec("", PAGED)),
+]
 
 
 @pytest.mark.parametrize("form", MEMORY)
-@pytest.mark.parametrize("id", CALLS)
-def test_every_form_of_memory(id: str, form: str, catalog: Catalog) -> None:
-    case = attrs.evolve(Case.of(OPS[BY_ID[id].op], CALLS[id]), memory=form).fitted(OPS[BY_ID[id].op])
+@pytest.mark.parametrize(("id", "spec"), CALLS, ids=str)
+def test_every_form_of_memory(id: str, spec: ArgSpec, form: str, catalog: Catalog) -> None:
+    case = attrs.evolve(Case.of(OPS[BY_ID[id].op], spec), memory=form).fitted(OPS[BY_ID[id].op])
     report = examine_call(subject_of(id, catalog), case)
     assert not [c.reason for c in report.checks if c.outcome is Outcome.FAILED]
 
@@ -129,7 +131,7 @@ def test_all_blocks_of_attention_run_at_once_as_long_as_two_fit_on_a_processor()
         assert splits * clusters <= (132 if stages == 2 or splits == 16 else 264)
 
 
-@pytest.mark.parametrize("source", ["skinny.cu", "norm.cu", "attention.cu"])
+@pytest.mark.parametrize("source", ["skinny.cu", "skinny_pair.cu", "norm.cu", "attention.cu"])
 def test_nothing_but_weights_is_touched_before_the_kernel_in_front_has_ended(source: str) -> None:
     """A launch may overlap whatever is in front of it, so inputs are read and outputs written after the wait."""
     text = (SOURCES / source).read_text(encoding="utf-8")
@@ -142,5 +144,14 @@ def test_nothing_but_weights_is_touched_before_the_kernel_in_front_has_ended(sou
     assert set(re.findall(r"\bp\.(\w+)", before)) <= weights | sizes
     assert set(re.findall(r"\bb\.(\w+)\(", before)) <= {"load_w", "prefetch"} | places
     assert "return" not in before  # every block waits, so that whoever waits for it waits for all in front
-    assert not re.search(r"\b(load_x|load_q|find)\b", before)
+    assert not re.search(r"\b(load_x|load_q|find|x_rows\.load)\b", before)
     assert "wait_previous" not in after
+
+
+@pytest.mark.parametrize("source", ["skinny.cu", "skinny_pair.cu"])
+def test_no_block_ends_while_a_peer_may_push_to_it(source: str) -> None:
+    text = (SOURCES / source).read_text(encoding="utf-8")
+    body = text[text.index('extern "C"') :]
+    assert body.index("mbar_expect(bar") < body.index("cluster_arrive();") < body.index("cluster_wait();")
+    assert body.index("cluster_wait();") < body.index("push4(") < body.index("mbar_wait(bar, 0);")
+    assert "return" not in body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from hypothesis import given, settings
@@ -145,7 +146,33 @@ FORMS = ({}, {"bits": 8}, {"bits": 4, "group": 128}, {"activation": "silu"})
 def test_the_experts_products_are_cut_as_measured(n: int, k: int, splits: int, form: dict[str, Any]) -> None:
     shape = shape_for(n, k, **form)
     assert shape is not None
-    assert shape.splits == splits
+    if splits == 1 and shape.bits == 16:
+        assert (shape.block_rows, shape.splits, shape.grid) == (128, 2, (2, 66))
+    else:
+        assert (shape.block_rows, shape.splits, shape.grid) == (64, splits, (splits, n // 64))
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "processors", "rows"),
+    [
+        (8448, 1024, 132, 128), (8449, 1024, 132, 64), (8456, 1024, 132, 64),  # all processors, and more than there are
+        (4352, 1024, 132, 128), (4224, 1024, 132, 64),  # so few rows that K is better shared
+        (4352, 640, 132, 128), (4224, 640, 132, 64), (8192, 576, 132, 64), (8192, 512, 132, 64),  # x fits
+        (8192, 1152, 132, 64), (8188, 1024, 132, 64), (8192, 1024, 114, 64),
+    ],
+)  # fmt: skip
+def test_two_blocks_take_128_rows_where_x_would_not_fit_beside_64(n: int, k: int, processors: int, rows: int) -> None:
+    shape = shape_for(n, k, processors=processors)
+    assert shape is not None
+    assert shape.block_rows == rows
+    assert not shape.paired or shape.grid[1] * 2 == max(shape.blocks, processors)
+
+
+def test_only_whole_pairs_can_be_run() -> None:
+    pair = Shape(n=8192, k=1024, splits=2, block_rows=128)
+    assert pair.objection() is None
+    for change in ({"splits": 1}, {"splits": 4}, {"bits": 8}, {"k": 384}, {"k": 1152}, {"n": 8188}, {"block_rows": 96}):
+        assert attrs.evolve(pair, **change).objection() is not None
 
 
 def test_a_chip_with_fewer_processors_shares_k_among_fewer_blocks() -> None:
@@ -163,9 +190,10 @@ def test_a_chip_with_fewer_processors_shares_k_among_fewer_blocks() -> None:
 @given(st.integers(1, 128).map(lambda c: 64 * c), st.integers(1, 64), st.sampled_from([1, 2, 4, 8]))
 def test_two_blocks_share_a_processor(form: dict[str, Any], k: int, rows: int, splits: int) -> None:
     """An H200 has 228 KiB of shared memory to a processor, of which the system takes one for each block."""
-    shape = Shape(n=1024, k=k, splits=splits, **form)
-    if shape.objection() is None:
-        assert 2 * (shape.shared(rows) + 1024) <= 228 * 1024
+    for block_rows in (64, 128):
+        shape = Shape(n=1024, k=k, splits=splits, block_rows=block_rows, **form)
+        if shape.objection() is None:
+            assert 2 * (shape.shared(rows) + 1024) <= 228 * 1024
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

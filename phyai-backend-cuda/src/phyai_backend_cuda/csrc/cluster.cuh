@@ -100,6 +100,11 @@ __device__ __forceinline__ void load_matrices(u32* v, u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(addr) : "memory");
 }
+// Back, each turned: a thread names one row of 16 bytes, which was a column.
+__device__ __forceinline__ void store_matrices_transposed(u32 addr, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(addr), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 // An 8 × 8 matrix of elements over a warp, rows for columns.
 __device__ __forceinline__ u32 transposed(u32 v) {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(v));

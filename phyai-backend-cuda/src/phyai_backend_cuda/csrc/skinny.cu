@@ -7,15 +7,15 @@
 // The blocks of a cluster share K. Each pushes its partial sums to the block that finishes those rows of x, which adds
 // them up in the order of the blocks. So nothing spins on global memory, nothing depends on the order of arrival, and a
 // row's result does not depend on the other rows.
+#include "skinny.cuh"
 #include "skinny_weights.cuh"
 
-// M8: rows of x, in eights. CHUNKS: chunks of 64 of K of a block; K is SPLITS times as much. SPLITS: blocks of a cluster.
-// BITS, GROUP, CENTRED: of a weight, see skinny_weights.cuh. ACTIVATION: 0 y = product (+ bias); else y = act(gate rows) ·
-// up rows, 1 silu, 2 gelu, 3 gelu_tanh.
+// M8, ACTIVATION: see skinny.cuh. CHUNKS: chunks of 64 of K of a block; K is SPLITS times as much. SPLITS: blocks of a
+// cluster. BITS, GROUP, CENTRED: of a weight, see skinny_weights.cuh.
 // RING: chunks of 16-bit W in shared memory. HELD: chunks of W in registers as wgmma takes them. XRING: chunks of x in
 // shared memory. Where chunks are refilled, while two others are multiplied, a ring has at least three.
-constexpr bool GATED = ACTIVATION > 0, EXCHANGE = SPLITS > 1 || GATED;
-constexpr int XCHUNK = M8 * 1024, WCHUNK = 512 * BITS;  // bytes of 64 of K
+constexpr bool EXCHANGE = SPLITS > 1 || GATED;
+constexpr int WCHUNK = 512 * BITS;  // bytes of 64 of K
 constexpr int SLOTS = BITS == 16 ? RING : 0;
 constexpr bool XREFILL = XRING < CHUNKS, WREFILL = BITS == 16 && RING + HELD < CHUNKS, REFILL = XREFILL || WREFILL;
 constexpr int SHARE = (M8 + SPLITS - 1) / SPLITS;      // eights of rows of x that a block finishes
@@ -23,23 +23,6 @@ constexpr int TURNS = GATED ? (SHARE + 1) / 2 : SHARE;  // with gates two warps 
 constexpr int OUT = GATED ? 32 : 64;                   // outputs of a block
 static_assert(HELD <= CHUNKS && XRING <= CHUNKS && (!WREFILL || RING >= 3) && (!XREFILL || XRING >= 3), "");
 static_assert(BITS < 16 || HELD < 2 || RING > 1, "");
-
-struct Params {
-    const elem* x;
-    const char* w;
-    const u32 *group_scale, *group_zero;  // of the two rows of a thread, as elements; of int4 with groups
-    const float* row_scale;               // [N]; of quantized weights without groups
-    const elem* bias;                     // [N]
-    elem* y;
-    long long x_row, y_row;               // elements between rows
-    int m, n, k;
-};
-
-__device__ __forceinline__ float activate(float x) {
-    if (ACTIVATION == 1) return __fdividef(x, 1.0f + __expf(-x));
-    if (ACTIVATION == 2) return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
-    return gelu_tanh(x);
-}
 
 struct Block {
     const Params& p;

@@ -66,7 +66,7 @@ _O = {Band.OPTIMIZED: match({"shape.N": 1024, "shape.K": 2048})}
 #: take 5.3 to 7.8 us for 7.7 to 10.0 in int4, 5.4 to 8.3 for 7.7 to 11.1 in fp8 (benchmarks/results/skinny.json,
 #: humming_gemm.json). Humming's gain on it with fewer rows; M = 10 was measured of those alone.
 _FEW = {Band.OPTIMIZED: match({"shape.M": ">32"})}
-_CUT = (Param("splits", "blocks that share K: 1, 2, 4 or 8; follows from N and K when absent"),)
+_CUT = (Param("splits", "blocks of 64 rows that share K: 1, 2, 4 or 8; the cut follows from N and K when absent"),)
 
 
 def _gemm(variant: str, when: Mapping[str, Any], doc: str, layouts: Sequence[str] = (LAYOUT,), *,

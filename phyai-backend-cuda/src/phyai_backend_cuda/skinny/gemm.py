@@ -1,4 +1,4 @@
-"""``cuda.gemm.skinny_*``: ``csrc/skinny.cu`` at a call site of ``gemm``."""
+"""``cuda.gemm.skinny_*``: ``csrc/skinny.cu`` and ``csrc/skinny_pair.cu`` at a call site of ``gemm``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phyai.quant.weight import QuantizedWeight
 
 from phyai_backend_cuda.runtime.launch import settled
 from phyai_backend_cuda.runtime.memory import aligned, output, placed, readable, settle
-from phyai_backend_cuda.skinny.launch import MAX_ROWS, Shape, launch, shape_for
+from phyai_backend_cuda.skinny.launch import CHUNK, MAX_ROWS, Shape, launch, shape_for
 
 
 class Product:
@@ -45,7 +45,7 @@ class Product:
         """``[..., outputs]`` of ``x [..., K]``."""
         y = output(x, out, *x.shape[:-1], self.shape.outputs)
         if y.numel():
-            rows, place = readable(x.reshape(-1, self.shape.k)), placed(y, 2)
+            rows, place = readable(x.reshape(-1, self.shape.k)), placed(y, self.shape.stored)
             launch(self.shape, rows, place, operands=self.operands, bias=self.bias)
             settle(y, place)
         return y
@@ -74,7 +74,7 @@ def cut_of(weight: Any, facts: Facts, params: Mapping[str, Any], activation: str
     if shape is None:
         raise CallError(f"no cut of a weight [{n}, {k}] can be run")
     if (splits := params.get("splits")) is not None:
-        shape = attrs.evolve(shape, splits=int(splits))
+        shape = attrs.evolve(shape, splits=int(splits), block_rows=CHUNK, places=0)
         if (why := shape.objection()) is not None:
             raise CallError(f"splits={splits}: {why}")
     return shape

@@ -1,4 +1,6 @@
-"""Products of at most 64 rows with a large weight: ``csrc/skinny.cu``, its shapes, its arguments and its launch."""
+"""Products of at most 64 rows with a large weight: ``csrc/skinny.cu``, its shapes, its arguments and its launch; and
+of ``csrc/skinny_pair.cu``, two blocks for 128 rows of 16-bit W.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ if TYPE_CHECKING:
     import torch
 
 MAX_ROWS = 64
-CHUNK = 64  # of K, and rows of W of a block
+CHUNK = 64  # of K, and rows of W of a block, but for pairs
+PAIR_ROWS = 128  # of W, of two blocks with half of K each
+PAIR_CHUNKS = (4, 8)  # of a block: at least what its exchange needs, at most what fits with all of x
+PAIR_RING = 6  # units of 64 rows by 64 of K in shared memory
 SPLITS = (1, 2, 4, 8)
 MAX_CHUNKS = 16  # of a block: their loop is unrolled
 HELD = 8  # chunks in registers, 16 of them each
@@ -24,7 +29,7 @@ POINTERS = ("x", "w", "group_scale", "group_zero", "row_scale", "bias", "y")
 
 
 class Params(ctypes.Structure):
-    """``Params`` of the kernel."""
+    """``Params`` of the kernels."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in POINTERS),
@@ -35,9 +40,10 @@ class Params(ctypes.Structure):
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """How one product is cut up: blocks of 64 rows of W, K shared by ``splits`` of them.
+    """How one product is cut up: blocks of 64 rows of W, K shared by ``splits`` of them; or of 128 rows, by two.
 
-    With an ``activation`` the first half of W is gate, the second up, and the outputs are act(gate) · up.
+    With an ``activation`` the first half of W is gate, the second up, and the outputs are act(gate) · up. Blocks beyond
+    the last row of W, up to ``places`` of them all, only take the place of processors that are left over.
     """
 
     n: int
@@ -48,6 +54,21 @@ class Shape:
     half: bool = False
     activation: str | None = None
     splits: int = 1
+    block_rows: int = CHUNK
+    places: int = 0
+
+    @property
+    def paired(self) -> bool:
+        return self.block_rows == PAIR_ROWS
+
+    @property
+    def source(self) -> str:
+        return "skinny_pair.cu" if self.paired else "skinny.cu"
+
+    @property
+    def stored(self) -> int:
+        """Elements of an output's row that are stored at once."""
+        return 8 if self.paired else 2
 
     @property
     def outputs(self) -> int:
@@ -60,11 +81,16 @@ class Shape:
 
     @property
     def tiles(self) -> int:
-        return -(-self.n // CHUNK)
+        return -(-self.n // self.block_rows)
 
     @property
     def blocks(self) -> int:
+        """With rows of W; :attr:`places` may be more."""
         return self.tiles * self.splits
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.splits, max(self.tiles, self.places // self.splits)
 
     @property
     def held(self) -> int:
@@ -83,10 +109,18 @@ class Shape:
 
     def objection(self) -> str | None:
         """Why this cannot be run; None where it can."""
+        if self.block_rows not in (CHUNK, PAIR_ROWS):
+            return f"block_rows={self.block_rows} is neither {CHUNK} nor {PAIR_ROWS}"
+        if self.paired and (self.splits != 2 or self.bits != 16):
+            return f"{PAIR_ROWS} rows to a block need 16-bit weights and splits=2"
         if self.splits not in SPLITS:
             return f"splits={self.splits} is none of {SPLITS}"
         if self.k % (CHUNK * self.splits):
             return f"K={self.k} is no multiple of 64 · {self.splits}"
+        if self.paired and not PAIR_CHUNKS[0] <= self.chunks <= PAIR_CHUNKS[1]:
+            return f"{self.chunks} chunks of 64 to a block of {PAIR_ROWS} rows; {PAIR_CHUNKS} are the bounds"
+        if self.paired and self.outputs % self.stored:
+            return f"{PAIR_ROWS} rows to a block need a multiple of {self.stored} outputs, not {self.outputs}"
         if self.chunks > MAX_CHUNKS:
             return f"{self.chunks} chunks of 64 to a block; {MAX_CHUNKS} are allowed"
         if self.group and self.chunks * CHUNK % self.group:
@@ -98,24 +132,31 @@ class Shape:
     def shared(self, rows: int) -> int:
         """Bytes of shared memory for so many rows of x: both rings, and of a cluster partial results and a barrier."""
         eights = -(-rows // 8)
+        if self.paired:  # partial results come over x
+            return PAIR_RING * CHUNK * 128 + self.chunks * eights * 1024 + 16
         loads = self.ring * CHUNK * 128 + self.x_ring * eights * 1024
         if self.splits > 1:
             return loads + self.splits * -(-eights // self.splits) * 2048 + 16
         return max(loads, eights * 2048 if self.activation else 0)
 
     def defines(self, rows: int) -> dict[str, int]:
-        return {
-            "M8": -(-rows // 8), "CHUNKS": self.chunks, "SPLITS": self.splits, "RING": self.ring, "HELD": self.held,
-            "XRING": self.x_ring, "BITS": self.bits, "GROUP": self.group, "CENTRED": int(self.centred),
+        shared = {
+            "M8": -(-rows // 8), "CHUNKS": self.chunks,
             "ACTIVATION": 1 + ACTIVATIONS.index(self.activation) if self.activation else 0,
             **({"HALF": 1} if self.half else {}),
+        }  # fmt: skip
+        if self.paired:
+            return shared
+        return shared | {
+            "SPLITS": self.splits, "RING": self.ring, "HELD": self.held, "XRING": self.x_ring,
+            "BITS": self.bits, "GROUP": self.group, "CENTRED": int(self.centred),
         }  # fmt: skip
 
     def kernel(self, rows: int) -> Kernel:
         """Compiled for so many rows, rounded up to eight."""
         return load(
-            "skinny.cu", "skinny", self.defines(rows), arch="sm_90a", shared_bytes=self.shared(rows),
-            cluster=self.splits, carveout=100,
+            self.source, self.source.removesuffix(".cu"), self.defines(rows), arch="sm_90a",
+            shared_bytes=self.shared(rows), cluster=self.splits, carveout=100,
         )  # fmt: skip
 
 
@@ -125,18 +166,28 @@ def shape_for(
 ) -> Shape | None:  # fmt: skip
     """The cut that measured fastest at shapes like this one, on an H200; None where no cut can be run.
 
-    It is the same for every format: K is shared by as many blocks as have a processor each and eight chunks of K or
-    more. Where not even the fewest do, the fewest.
+    K is shared by as many blocks as have a processor each and eight chunks of K or more; where not even the fewest do,
+    by the fewest. That is the same for every format. Where it is one block for all of K, then of 16-bit weights x may
+    not fit beside a block's, and is refilled after the wait: 128 rows and half of K are as many bytes of W to a block,
+    and half as many of x. That is taken where more than half of the processors, and at most all, get such a block.
+
+    It does not depend on the number of rows of x, so no row's result does.
 
     >>> calls = {"qkv": (2560, 1024), "o": (1024, 2048), "gate_up": (8192, 1024), "down": (1024, 4096)}
-    >>> {name: (cut.splits, cut.blocks) for name, call in calls.items() if (cut := shape_for(*call))}
-    {'qkv': (2, 80), 'o': (4, 64), 'gate_up': (1, 128), 'down': (8, 128)}
+    >>> {name: (cut.block_rows, cut.splits, cut.blocks) for name, call in calls.items() if (cut := shape_for(*call))}
+    {'qkv': (64, 2, 80), 'o': (64, 4, 64), 'gate_up': (128, 2, 128), 'down': (64, 8, 128)}
+    >>> [(cut.block_rows, cut.splits, cut.blocks) for bits in (8, 4) if (cut := shape_for(8192, 1024, bits=bits))]
+    [(64, 1, 128), (64, 1, 128)]
     """
     any_cut = Shape(n=n, k=k, bits=bits, group=group, centred=centred, half=half, activation=activation)
     cuts = [attrs.evolve(any_cut, splits=splits) for splits in SPLITS]
     cuts = [cut for cut in cuts if cut.objection() is None]
     best = [cut for cut in cuts if cut.blocks <= processors and cut.chunks >= LEAST_CHUNKS]
-    return next(iter([*best[::-1], *cuts]), None)
+    found = next(iter([*best[::-1], *cuts]), None)
+    pair = attrs.evolve(any_cut, splits=2, block_rows=PAIR_ROWS, places=processors)
+    if found is not None and found.splits == 1 and found.x_ring < found.chunks and pair.objection() is None:
+        return pair if processors // 2 < pair.blocks <= processors else found
+    return found
 
 
 def launch(
@@ -146,7 +197,8 @@ def launch(
     """Launch on the current stream.
 
     ``operands`` are the weight: ``w`` as it lies, or packed codes with ``group_scale`` (and ``group_zero``) or
-    ``row_scale``. Rows of ``x [M, K]`` and ``y [M, outputs]`` have no gaps and begin at multiples of 16 and of 4 bytes.
+    ``row_scale``. Rows of ``x [M, K]`` and ``y [M, outputs]`` have no gaps and begin at multiples of 16 bytes and of
+    ``shape.stored`` elements.
 
     Before the kernel in front has ended only ``operands`` are read: with ``overlap`` they must have been written by
     no kernel that may still be running.
@@ -156,4 +208,4 @@ def launch(
     arguments = Params(
         *(None if t is None else t.data_ptr() for t in pointers), x.stride(0), y.stride(0), len(x), shape.n, shape.k
     )
-    shape.kernel(len(x)).launch((shape.splits, shape.tiles), 128, (arguments,), current_stream(), overlap=overlap)
+    shape.kernel(len(x)).launch(shape.grid, 128, (arguments,), current_stream(), overlap=overlap)

@@ -1,4 +1,4 @@
-"""``cuda.gated_mlp.skinny_*``: two launches of ``csrc/skinny.cu``, the activation in the first one's epilogue.
+"""``cuda.gated_mlp.skinny_*``: two launches of :mod:`.launch`, the activation in the first one's epilogue.
 
 The second overlaps the first: it asks for its weights while the first still computes.
 """
