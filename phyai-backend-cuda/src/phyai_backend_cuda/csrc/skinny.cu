@@ -53,14 +53,6 @@ struct Block {
         if (threadIdx.x < 64)
             prefetch_l2(p.w + (size_t(row(threadIdx.x)) * p.k + (first + RING + HELD) * 64) * 2, (CHUNKS - RING - HELD) * 128);
     }
-    __device__ void load_x(int c) const {
-#pragma unroll
-        for (int i = 0; i < (M8 * 64 + 127) / 128; ++i) {
-            const int u = i * 128 + threadIdx.x, r = u / 8, unit = u % 8;
-            if (r < p.m)
-                copy16(x_slot(c) + r * 128 + ((unit ^ (r & 7)) << 4), p.x + r * p.x_row + (first + c) * 64 + unit * 8);
-        }
-    }
 };
 
 // The sum of the blocks' partial results of four elements.
@@ -145,11 +137,13 @@ extern "C" __global__ void __launch_bounds__(128, 2) skinny(const __grid_constan
 #pragma unroll
     for (int i = 0; i < M8 * 4; ++i) acc[i] = 0.0f;
 
+    const Rows x_rows(p, b.x, b.first);
+
     // ---- everything else
     wait_previous();
 #pragma unroll
     for (int c = 0; c < XRING; ++c) {
-        b.load_x(c);
+        x_rows.load(p, c, c);
         copy_commit();
     }
     float bias[2] = {0.0f, 0.0f};
@@ -168,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) skinny(const __grid_constan
         fence_async();
         __syncthreads();
         if (REFILL && c > 1) {
-            if (XREFILL && c - 2 + XRING < CHUNKS) b.load_x(c - 2 + XRING);
+            if (XREFILL && c - 2 + XRING < CHUNKS) x_rows.load(p, (c - 2) % XRING, c - 2 + XRING);
             if (WREFILL && c - 2 >= HELD && c - 2 + RING < CHUNKS) b.load_w(c - 2 + RING);
             copy_commit();
         }

@@ -43,30 +43,6 @@ struct Block {
     }
 };
 
-// The rows of x of which a thread copies 16 bytes of each chunk: threadIdx.x / 8 and every sixteenth from there. (What
-// lies where there are no more rows makes columns that nobody stores.)
-struct Rows {
-    static constexpr int COUNT = (M8 + 1) / 2;
-    const elem* from[COUNT];
-    u32 to;
-
-    // Found before the wait, and kept by the compiler where it is: behind the wait every instruction counts.
-    __device__ Rows(const Params& p, u32 x, int first) {
-        const int r = threadIdx.x / 8, unit = threadIdx.x % 8;
-        to = x + r * 128 + ((unit ^ (r & 7)) << 4);
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            from[i] = p.x + (r + i * 16) * p.x_row + first * 64 + unit * 8;
-            asm volatile("" : "+l"(from[i]));
-        }
-    }
-    __device__ void load(const Params& p, int c, int offset) const {
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i)
-            if (int(threadIdx.x / 8) + i * 16 < p.m) copy16(to + c * XCHUNK + i * 2048, from[i] + offset);
-    }
-};
-
 // Where 16 bytes of row m of the outputs wait, in shared memory, until they are stored: rows without gaps, units XORed.
 __device__ __forceinline__ u32 waiting(int m, int unit) {
     return m * OUT * 2 + ((unit ^ (GATED ? m >> 1 & 3 : m & 7)) << 4);
@@ -109,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) skinny_pair(const __grid_co
     wait_previous();
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-        x_rows.load(p, c, b.turned(c) * 64);
+        x_rows.load(p, c, b.turned(c));
         copy_commit();
     }
     float acc[2][M8 * 4];
