@@ -23,6 +23,9 @@ def called(op, dims, attrs=()):
         ("group_norm", {"C": 6}, {"groups": 4}, "C=6 is not a multiple of groups=4"),
         ("conv1d", {"C": 6, "C_group": 2}, {"groups": 2}, r"C=6 is not C_group \* groups = 2 \* 2"),
         ("conv3d", {"O": 5}, {"groups": 2}, "O=5 is not a multiple of groups=2"),
+        ("gated_residual", {"M": 6, "R": 4}, {}, "R=4 rows of the condition do not divide the M=6 rows"),
+        ("ada_rms_norm", {"M": 2, "R": 4}, {}, "R=4 rows of the condition do not divide the M=2 rows"),
+        ("modulation", {"M": 2, "R": 0}, {}, "R=0 rows of the condition do not divide the M=2 rows"),
         ("rope", {"rotary_dim": 3}, {}, "rotary_dim=3 is odd"),
         ("rope", {"rotary_dim": 16, "head_dim": 8}, {}, "rotary_dim=16 is more than head_dim=8"),
         ("rope", {"M": 2, "P": 3}, {}, "P=3 positions for M=2 tokens: give one for each"),
@@ -45,6 +48,8 @@ def test_a_call_whose_parts_do_not_agree_is_refused(op, dims, attrs, said):
         ("conv2d", {"C": 6, "C_group": 3, "O": 4}, {"groups": 2}),
         ("rope", {"M": 2, "P": 6, "rotary_dim": 8, "head_dim": 8}, {"mrope_sections": "2,1,1"}),
         ("rope", {"M": 0, "P": 0}, {}),
+        ("modulation", {"M": 6, "R": 3}, {}),
+        ("ada_rms_norm", {"M": 0, "R": 0}, {}),
         ("qkv_rope_kv_write", {"N": 2560, "rotary_dim": 128, "head_dim": 256}, QKV_ATTRS),
     ],
 )

@@ -39,6 +39,18 @@ def convolution(facts: Known) -> str | None:
     return _multiple(facts, "shape.O", "attrs.groups")
 
 
+def condition_rows(facts: Known) -> str | None:
+    """Rows of a condition that do not divide those that they apply to: the last ones would have none.
+
+    >>> condition_rows({"shape.M": 6, "shape.R": 4})
+    'the R=4 rows of the condition do not divide the M=6 rows that they apply to'
+    """
+    m, r = _whole(facts, "shape.M"), _whole(facts, "shape.R")
+    if m is None or r is None or (m % r == 0 if r else m == 0):
+        return None
+    return f"the R={r} rows of the condition do not divide the M={m} rows that they apply to"
+
+
 def rope(facts: Known) -> str | None:
     """A rotated part that is odd or larger than the head; positions that are not the tokens'.
 
