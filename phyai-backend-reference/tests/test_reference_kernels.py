@@ -24,6 +24,7 @@ from phyai.errors import CallError
 from phyai.kernel import Band, Kernel
 from phyai.op import ArgSpec
 from phyai.synthesize import synthesize, torch_dtype
+from phyai_backend_reference.numerics import by_group
 
 DTYPES = (None, "bf16", "fp16", "fp32", "fp64")
 CASES = [
@@ -132,8 +133,10 @@ def test_every_tensor_of_a_synthesized_expert_counts(name: str) -> None:
 
 def test_rows_that_a_condition_does_not_divide_are_an_error() -> None:
     spec = ArgSpec("uneven", {"M": 5, "R": 2, "D": 4})
-    with pytest.raises(CallError, match="x has 5 rows, which 2 rows of the condition do not divide"):
+    with pytest.raises(CallError, match="R=2 rows of the condition do not divide the M=5 rows"):
         compute(KERNELS["reference.ada_rms_norm"], synthesize(OPS["ada_rms_norm"], spec))
+    with pytest.raises(CallError, match="x has 5 rows, which 2 rows of the condition do not divide"):
+        by_group(torch.ones(5, 4), 2)  # a frozen site asks no more
 
 
 def test_a_batch_dimension_of_the_condition_meets_its_batch() -> None:

@@ -130,9 +130,10 @@ def _filled(op: Op, known: Mapping[str, Any], spec: ArgSpec | None) -> Facts:
     call = with_given(
         attrs.evolve(assumed, dtypes=dtypes, facts={n: v for n, v in known.items() if n.startswith(_IDENTITY)})
     )
+    if spec is not None and op.fit is not None:  # what is assumed follows from what is given, once that is allowed
+        _call(attrs.evolve(op, contradiction=None), call)
+        call = with_given(op.fit(call))
     facts = _call(op, call)
-    if spec is not None and op.fit is not None:  # what is assumed follows from what is given
-        facts = _call(op, with_given(op.fit(call)))
     return facts.replace({name: v for name, v in known.items() if name != "op"})
 
 

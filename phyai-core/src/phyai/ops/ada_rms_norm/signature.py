@@ -16,7 +16,7 @@ Source: π0.5's action expert (openpi, ``gemma.py``; lerobot's ``PiGemmaRMSNorm`
 from __future__ import annotations
 
 from phyai.op import Dim, Op, Tensor
-from phyai.ops import fits
+from phyai.ops import contradictions, fits
 from phyai.ops.ada_rms_norm.arg_specs import ARG_SPECS
 from phyai.ops.rms_norm.signature import EPS
 
@@ -36,4 +36,5 @@ OP = Op(
     attributes=(EPS,),
     arg_specs=ARG_SPECS,
     fit=fits.condition_rows,
+    contradiction=contradictions.condition_rows,
 )

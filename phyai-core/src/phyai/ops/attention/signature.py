@@ -27,7 +27,7 @@ from collections.abc import Mapping
 
 from phyai.facts import FactKind, FactSpec, FactValue
 from phyai.op import Attr, Dim, Op, Tensor
-from phyai.ops import fits
+from phyai.ops import contradictions, fits
 from phyai.ops.attention.arg_specs import ARG_SPECS
 
 #: Attributes that every attention op has.
@@ -95,5 +95,6 @@ OP = Op(
     derive=derive,
     arg_specs=ARG_SPECS,
     fit=fits.attention,
+    contradiction=contradictions.heads,
     synthesize="phyai.ops.attention.inputs:fill",
 )

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from phyai.facts import FactKind
 from phyai.op import Attr, Dim, Op, Tensor
-from phyai.ops import fits
+from phyai.ops import contradictions, fits
 from phyai.ops.attention.signature import ATTRIBUTES, GROUP, group
 from phyai.ops.attention_paged.arg_specs import ARG_SPECS
 
@@ -83,5 +83,6 @@ OP = Op(
     derive=group,
     arg_specs=ARG_SPECS,
     fit=fits.attention_paged,
+    contradiction=contradictions.heads,
     synthesize="phyai.ops.attention_paged.inputs:fill",
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from phyai.facts import FactKind
 from phyai.op import Attr, Dim, Op, Tensor
-from phyai.ops import fits
+from phyai.ops import contradictions, fits
 from phyai.ops.conv1d.arg_specs import ARG_SPECS
 
 #: Attributes that every convolution has; each holds for all axes.
@@ -45,4 +45,5 @@ OP = Op(
     attributes=ATTRIBUTES,
     arg_specs=ARG_SPECS,
     fit=fits.convolution,
+    contradiction=contradictions.convolution,
 )

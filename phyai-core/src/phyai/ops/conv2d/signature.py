@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from phyai.facts import FactKind, FactSpec, FactValue
 from phyai.op import Dim, Op, Tensor
-from phyai.ops import fits
+from phyai.ops import contradictions, fits
 from phyai.ops.conv1d.signature import ATTRIBUTES
 from phyai.ops.conv2d.arg_specs import ARG_SPECS
 
@@ -64,4 +64,5 @@ OP = Op(
     derive=derive,
     arg_specs=ARG_SPECS,
     fit=fits.convolution,
+    contradiction=contradictions.convolution,
 )

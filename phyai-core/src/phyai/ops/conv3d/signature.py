@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from phyai.facts import FactKind
 from phyai.op import Attr, Dim, Op, Tensor
-from phyai.ops import fits
+from phyai.ops import contradictions, fits
 from phyai.ops.conv1d.signature import ATTRIBUTES
 from phyai.ops.conv3d.arg_specs import ARG_SPECS
 
@@ -60,4 +60,5 @@ OP = Op(
     ),
     arg_specs=ARG_SPECS,
     fit=fits.convolution,
+    contradiction=contradictions.convolution,
 )

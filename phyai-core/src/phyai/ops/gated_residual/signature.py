@@ -12,7 +12,7 @@ Source: π0.5's action expert (openpi's ``_gated_residual``); DiT blocks.
 from __future__ import annotations
 
 from phyai.op import Dim, Op, Tensor
-from phyai.ops import fits
+from phyai.ops import contradictions, fits
 from phyai.ops.ada_rms_norm.signature import ROWS
 from phyai.ops.gated_residual.arg_specs import ARG_SPECS
 
@@ -28,4 +28,5 @@ OP = Op(
     dims=(Dim("M", "rows", dynamic=True, minimum=0), ROWS, Dim("D", "size of a row")),
     arg_specs=ARG_SPECS,
     fit=fits.condition_rows,
+    contradiction=contradictions.condition_rows,
 )

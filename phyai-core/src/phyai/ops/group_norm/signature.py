@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from phyai.facts import FactKind
 from phyai.op import Attr, Dim, Op, Tensor
-from phyai.ops import fits
+from phyai.ops import contradictions, fits
 from phyai.ops.group_norm.arg_specs import ARG_SPECS
 
 OP = Op(
@@ -38,4 +38,5 @@ OP = Op(
     ),
     arg_specs=ARG_SPECS,
     fit=fits.group_norm,
+    contradiction=contradictions.group_norm,
 )

@@ -13,7 +13,7 @@ Source: DiT's adaLN-Zero (Peebles & Xie 2023).
 from __future__ import annotations
 
 from phyai.op import Dim, Op, Tensor
-from phyai.ops import fits
+from phyai.ops import contradictions, fits
 from phyai.ops.ada_rms_norm.signature import ROWS
 from phyai.ops.modulation.arg_specs import ARG_SPECS
 
@@ -31,4 +31,5 @@ OP = Op(
     dims=(Dim("M", "rows", dynamic=True, minimum=0), ROWS, Dim("D", "size of a row")),
     arg_specs=ARG_SPECS,
     fit=fits.condition_rows,
+    contradiction=contradictions.condition_rows,
 )

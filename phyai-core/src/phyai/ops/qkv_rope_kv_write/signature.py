@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from phyai.facts import FactKind
 from phyai.op import DEFAULT_TOLERANCE, FLOATS, Attr, Dim, Op, Part, Tensor, Tolerance
-from phyai.ops import fits
+from phyai.ops import contradictions, fits
 from phyai.ops.gemm.signature import CODES
 from phyai.ops.qkv_rope_kv_write.arg_specs import ARG_SPECS
 from phyai.ops.rope.signature import COS_SIN, STYLE
@@ -71,4 +71,5 @@ OP = Op(
     compose="phyai.ops.qkv_rope_kv_write.decompose:compose",
     arg_specs=ARG_SPECS,
     fit=fits.qkv_rope_kv_write,
+    contradiction=contradictions.qkv_rope_kv_write,
 )  # fmt: skip

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from phyai.facts import FactKind
 from phyai.op import Attr, Dim, Op, Tensor
-from phyai.ops import fits
+from phyai.ops import contradictions, fits
 from phyai.ops.rope.arg_specs import ARG_SPECS
 
 STYLE = Attr("style", FactKind.NAME, "neox", "which pairs rotate: halves or neighbours", values=("neox", "interleaved"))
@@ -58,5 +58,6 @@ OP = Op(
     ),
     arg_specs=ARG_SPECS,
     fit=fits.rope,
+    contradiction=contradictions.rope,
     synthesize="phyai.ops.rope.inputs:fill",
 )
