@@ -149,10 +149,10 @@ def checked(
 
 
 def cuts(n: int, k: int, form: dict[str, Any], activation: str | None = None) -> list[Shape]:
-    """What is timed: every sensible cut, pairs with and without blocks for the processors left over."""
+    """What is timed: every sensible cut."""
     shapes = [Shape(n=n, k=k, splits=splits, activation=activation, **form) for splits in SPLITS]
-    pairs = [attrs.evolve(shapes[1], block_rows=PAIR_ROWS, places=places) for places in (132, 0)]
-    return [shape for shape in [*shapes, *pairs] if shape.objection() is None and 60 <= shape.blocks <= 264]
+    pair = attrs.evolve(shapes[1], block_rows=PAIR_ROWS)
+    return [shape for shape in [*shapes, pair] if shape.objection() is None and 60 <= shape.blocks <= 264]
 
 
 def times(report: Report) -> None:
@@ -176,7 +176,7 @@ def times_of(report: Report, what: str, n: int, k: int, form_name: str, activati
     default = shape_for(n, k, activation=activation, **form)
     for shape in cuts(n, k, form, activation):
         row = {"call": what, "kernel": form_name, "block_rows": shape.block_rows, "splits": shape.splits,
-               "places": shape.places, "default": shape == default, "floor_us": floor}  # fmt: skip
+               "default": shape == default, "floor_us": floor}  # fmt: skip
         report.attempt("time", row, lambda: timed(shape, form))
 
 

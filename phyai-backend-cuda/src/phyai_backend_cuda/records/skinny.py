@@ -59,13 +59,14 @@ _GEMM = {"shape.M": "<=64", "shape.N": "%8"}
 _MLP = {
     "shape.M": "<=64", "shape.I": "%64", "shape.N": "%8", "attrs.activation": ACTIVATIONS,
 }  # fmt: skip
-#: Of 16-bit weights, the product that takes less time than cuBLAS's: 5.3 us for 7.5 on an H200. 2560 x 1024, 8192 x
-#: 1024 and 1024 x 4096 do not (benchmarks/results/skinny.json).
-_O = {Band.OPTIMIZED: match({"shape.N": 1024, "shape.K": 2048})}
-#: Of quantized weights, the rows for which it takes less time than Humming's kernels: at M = 50 the expert's products
-#: take 5.3 to 7.8 us for 7.7 to 10.0 in int4, 5.4 to 8.3 for 7.7 to 11.1 in fp8 (benchmarks/results/skinny.json,
-#: humming_gemm.json). Humming's gain on it with fewer rows; M = 10 was measured of those alone.
-_FEW = {Band.OPTIMIZED: match({"shape.M": ">32"})}
+#: Of 16-bit weights, the products that take less time than cuBLAS's: 5.0 us for 7.5 and 6.9 for 7.4 on an H200. 2560 x
+#: 1024 and 8192 x 1024 do not (benchmarks/results/skinny.json).
+_NARROW = {Band.OPTIMIZED: match({"shape.N": 1024, "shape.K": [2048, 4096]})}
+#: Of quantized weights, sizes up to the expert's, where it takes less time than Humming's kernels whatever M is: of 50
+#: rows 4.3 to 6.3 us in int4 and 4.8 to 7.0 in fp8; Humming's take 7.7 to 10.0 and 7.7 to 11.1, and 6.2 to 8.0 and 6.7
+#: to 8.9 of a single one (benchmarks/results/skinny.json, humming_gemm.json). Larger ones were not measured.
+_SMALL = {Band.OPTIMIZED: match({"shape.N": "<=8192", "shape.K": "<=4096"})}
+_SMALL_MLP = {Band.OPTIMIZED: match({"shape.I": "<=4096", "shape.K": "<=4096", "shape.N": "<=8192"})}
 _CUT = (Param("splits", "blocks of 64 rows that share K: 1, 2, 4 or 8; the cut follows from N and K when absent"),)
 
 
@@ -104,19 +105,19 @@ FORMATS: tuple[QuantFormat, ...] = (
 
 KERNELS: tuple[Kernel, ...] = (
     _gemm("16bit", {**_PLAIN, "all_of": [same_dtype(("x", "weight", "y"), ("bias",)), _cuts("K")]}, "16-bit weight",
-          ("plain",), band=Band.REFERENCE, bands=_O),  # for policies and tuning to choose elsewhere
+          ("plain",), band=Band.REFERENCE, bands=_NARROW),  # for policies and tuning to choose elsewhere
     _gemm("fp8", {**_weight_only("quant"), **_fp8("quant"),
-                  "all_of": [same_dtype(("x", "y"), ("bias",)), _cuts("K")]}, "e4m3 weight", bands=_FEW),
+                  "all_of": [same_dtype(("x", "y"), ("bias",)), _cuts("K")]}, "e4m3 weight", bands=_SMALL),
     _gemm("int4", {**_weight_only("quant"), "all_of": [same_dtype(("x", "y"), ("bias",)), _int4("quant", "K")]},
-          "4-bit weight", bands=_FEW),
+          "4-bit weight", bands=_SMALL),
     _mlp("16bit", {"parts.gate_up.quant.scheme": None, "parts.down.quant.scheme": None,
                    "all_of": [same_dtype(("x", "gate_up", "down", "y")), _cuts("K"), _cuts("I")]},
          "16-bit weights", ("plain",)),
     _mlp("fp8", {**_part("gate_up"), **_part("down"),
                  **_fp8("parts.gate_up.quant"), **_fp8("parts.down.quant"),
-                 "all_of": [same_dtype(("x", "y")), _cuts("K"), _cuts("I")]}, "e4m3 weights", bands=_FEW),
+                 "all_of": [same_dtype(("x", "y")), _cuts("K"), _cuts("I")]}, "e4m3 weights", bands=_SMALL_MLP),
     _mlp("int4", {**_part("gate_up"), **_part("down"),
                   "all_of": [same_dtype(("x", "y")), _int4("parts.gate_up.quant", "K"),
                              _int4("parts.down.quant", "I")]},
-         "4-bit weights", bands=_FEW),
+         "4-bit weights", bands=_SMALL_MLP),
 )  # fmt: skip

@@ -74,7 +74,7 @@ def cut_of(weight: Any, facts: Facts, params: Mapping[str, Any], activation: str
     if shape is None:
         raise CallError(f"no cut of a weight [{n}, {k}] can be run")
     if (splits := params.get("splits")) is not None:
-        shape = attrs.evolve(shape, splits=int(splits), block_rows=CHUNK, places=0)
+        shape = attrs.evolve(shape, splits=int(splits), block_rows=CHUNK)
         if (why := shape.objection()) is not None:
             raise CallError(f"splits={splits}: {why}")
     return shape

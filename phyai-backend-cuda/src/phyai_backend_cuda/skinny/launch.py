@@ -42,8 +42,7 @@ class Params(ctypes.Structure):
 class Shape:
     """How one product is cut up: blocks of 64 rows of W, K shared by ``splits`` of them; or of 128 rows, by two.
 
-    With an ``activation`` the first half of W is gate, the second up, and the outputs are act(gate) · up. Blocks beyond
-    the last row of W, up to ``places`` of them all, only take the place of processors that are left over.
+    With an ``activation`` the first half of W is gate, the second up, and the outputs are act(gate) · up.
     """
 
     n: int
@@ -55,7 +54,6 @@ class Shape:
     activation: str | None = None
     splits: int = 1
     block_rows: int = CHUNK
-    places: int = 0
 
     @property
     def paired(self) -> bool:
@@ -85,12 +83,7 @@ class Shape:
 
     @property
     def blocks(self) -> int:
-        """With rows of W; :attr:`places` may be more."""
         return self.tiles * self.splits
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        return self.splits, max(self.tiles, self.places // self.splits)
 
     @property
     def held(self) -> int:
@@ -184,7 +177,7 @@ def shape_for(
     cuts = [cut for cut in cuts if cut.objection() is None]
     best = [cut for cut in cuts if cut.blocks <= processors and cut.chunks >= LEAST_CHUNKS]
     found = next(iter([*best[::-1], *cuts]), None)
-    pair = attrs.evolve(any_cut, splits=2, block_rows=PAIR_ROWS, places=processors)
+    pair = attrs.evolve(any_cut, splits=2, block_rows=PAIR_ROWS)
     if found is not None and found.splits == 1 and found.x_ring < found.chunks and pair.objection() is None:
         return pair if processors // 2 < pair.blocks <= processors else found
     return found
@@ -208,4 +201,4 @@ def launch(
     arguments = Params(
         *(None if t is None else t.data_ptr() for t in pointers), x.stride(0), y.stride(0), len(x), shape.n, shape.k
     )
-    shape.kernel(len(x)).launch(shape.grid, 128, (arguments,), current_stream(), overlap=overlap)
+    shape.kernel(len(x)).launch((shape.splits, shape.tiles), 128, (arguments,), current_stream(), overlap=overlap)
