@@ -91,6 +91,11 @@ def test_every_form_of_an_image_gives_the_same(form):
         (np.full((4, 4, 3), 255.0), "divide by 255"),
         (np.full((4, 4, 3), -0.5), r"span \[-0.5"),
         (np.full((4, 4, 3), np.nan), "span"),
+        (None, "None is no image; give a NumPy array, a torch tensor or a PIL image, .* or leave the camera out"),
+        ("front.png", "a str is no image; give a NumPy array"),
+        ({"pixels": 3}, "a dict is no image"),
+        ([[1, 2], [3]], "a list is no image"),
+        (np.full((4, 4, 3), None), "an array of dtype object is no image"),
     ],
 )
 def test_an_unusable_image_is_refused_with_its_camera(image, message):

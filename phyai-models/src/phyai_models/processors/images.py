@@ -25,9 +25,9 @@ def to_chw(image: Any, camera: str, device: torch.device = CPU) -> torch.Tensor:
     torch.Size([3, 2, 4])
 
     Raises:
-        InputError: wrong number of dimensions or channels, another dtype, or values outside the range.
+        InputError: no image, wrong number of dimensions or channels, another dtype, or values outside the range.
     """
-    tensor = image.detach() if isinstance(image, torch.Tensor) else torch.from_numpy(np.array(image))
+    tensor = _tensor(image, camera)
     if tensor.ndim != 3 or 0 in tensor.shape:
         raise InputError(
             f"{camera}: an image of shape {list(tensor.shape)}; give [height, width, 3] or [3, height, width]"
@@ -40,6 +40,19 @@ def to_chw(image: Any, camera: str, device: torch.device = CPU) -> torch.Tensor:
         )
     pixels = unit_range(tensor, camera, device)
     return pixels if first else pixels.permute(2, 0, 1)
+
+
+def _tensor(image: Any, camera: str) -> torch.Tensor:
+    if isinstance(image, torch.Tensor):
+        return image.detach()
+    try:
+        return torch.from_numpy(np.array(image))
+    except (TypeError, ValueError):  # NumPy makes objects of what it does not know, and torch has no such dtype
+        what = f"an array of dtype {image.dtype}" if isinstance(image, np.ndarray) else f"a {type(image).__name__}"
+        raise InputError(
+            f"{camera}: {'None' if image is None else what} is no image; give a NumPy array, a torch tensor or a PIL "
+            "image, [height, width, 3], uint8 or floating point in [0, 1], or leave the camera out"
+        ) from None
 
 
 def unit_range(image: torch.Tensor, camera: str, device: torch.device = CPU) -> torch.Tensor:
