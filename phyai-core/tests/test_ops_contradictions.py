@@ -30,6 +30,10 @@ def called(op, dims, attrs=()):
         ("rope", {"rotary_dim": 16, "head_dim": 8}, {}, "rotary_dim=16 is more than head_dim=8"),
         ("rope", {"M": 2, "P": 3}, {}, "P=3 positions for M=2 tokens: give one for each"),
         ("rope", {"M": 2, "P": 2}, {"mrope_sections": "2,1,1"}, "P=2 positions for M=2 tokens: give three for each"),
+        ("rope", {}, {"mrope_sections": "foo"}, "mrope_sections=foo is not three whole numbers.* as in 24,20,20"),
+        ("rope", {}, {"mrope_sections": "2,2"}, "mrope_sections=2,2 is not three whole numbers"),
+        ("rope", {}, {"mrope_sections": "5,-1,0"}, "mrope_sections=5,-1,0 is not three whole numbers"),
+        ("rope", {"rotary_dim": 128}, {"mrope_sections": "16,24,25"}, "has 65 frequencies, not the 64 that rotary_dim"),
         ("qkv_rope_kv_write", {"N": 2048}, QKV_ATTRS, r"N=2048 is not \(heads .* = \(8 \+ 2 \* 1\) \* 256"),
         ("qkv_rope_kv_write", {"kv_heads": 2}, QKV_ATTRS, "kv_heads=2 in the tensors, 1 as the attribute"),
         ("qkv_rope_kv_write", {"rotary_dim": 512, "head_dim": 256}, QKV_ATTRS, "rotary_dim=512 is more than"),
@@ -47,6 +51,7 @@ def test_a_call_whose_parts_do_not_agree_is_refused(op, dims, attrs, said):
         ("group_norm", {"C": 6}, {"groups": 3}),
         ("conv2d", {"C": 6, "C_group": 3, "O": 4}, {"groups": 2}),
         ("rope", {"M": 2, "P": 6, "rotary_dim": 8, "head_dim": 8}, {"mrope_sections": "2,1,1"}),
+        ("rope", {"rotary_dim": 128}, {"mrope_sections": "16, 24, 24"}),  # Qwen2-VL's, of heads of 128
         ("rope", {"M": 0, "P": 0}, {}),
         ("modulation", {"M": 6, "R": 3}, {}),
         ("ada_rms_norm", {"M": 0, "R": 0}, {}),

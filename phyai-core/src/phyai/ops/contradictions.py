@@ -52,16 +52,19 @@ def condition_rows(facts: Known) -> str | None:
 
 
 def rope(facts: Known) -> str | None:
-    """A rotated part that is odd or larger than the head; positions that are not the tokens'.
+    """A rotated part that is odd or larger than the head; positions that are not the tokens'; sections that are not
+    three numbers of frequencies, or not all frequencies.
 
     >>> rope({"shape.rotary_dim": 3, "shape.head_dim": 8})
     'rotary_dim=3 is odd: it rotates pairs'
+    >>> rope({"attrs.mrope_sections": "2,1,1", "shape.rotary_dim": 16})
+    'mrope_sections=2,1,1 has 4 frequencies, not the 8 that rotary_dim=16 has: give three numbers that sum to 8'
     """
     m, p = _whole(facts, "shape.M"), _whole(facts, "shape.P")
     axes = 3 if "attrs.mrope_sections" in facts else 1
     if m is not None and p is not None and p != axes * m:
         return f"P={p} positions for M={m} tokens: give {'three for each' if axes == 3 else 'one for each'}"
-    return _rotated(facts)
+    return _rotated(facts) or _sections(facts)
 
 
 def qkv_rope_kv_write(facts: Known) -> str | None:
@@ -87,6 +90,22 @@ def _rotated(facts: Known) -> str | None:
     if rotary is not None and size is not None and rotary > size:
         return f"rotary_dim={rotary} is more than head_dim={size}"
     return None
+
+
+def _sections(facts: Known) -> str | None:
+    sections, rotary = facts.get("attrs.mrope_sections"), _whole(facts, "shape.rotary_dim")
+    if sections is None:
+        return None
+    counts = [count.strip() for count in str(sections).split(",")]
+    if len(counts) != 3 or not all(count.isdecimal() for count in counts):
+        return f"mrope_sections={sections} is not three whole numbers, the frequencies of the three axes as in 24,20,20"
+    total = sum(map(int, counts))
+    if rotary is None or total == rotary // 2:
+        return None
+    return (
+        f"mrope_sections={sections} has {total} frequencies, not the {rotary // 2} that rotary_dim={rotary} has: "
+        f"give three numbers that sum to {rotary // 2}"
+    )
 
 
 def _multiple(facts: Known, name: str, of: str) -> str | None:
