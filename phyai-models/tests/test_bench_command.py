@@ -186,6 +186,13 @@ def test_a_wrong_command_line_is_a_usage_error(arguments, catalog):
     assert run(*arguments, catalog=catalog)[0] == 2
 
 
+@pytest.mark.parametrize("others", [[], ["--baseline", "sdpa"]])
+def test_a_time_for_compiling_without_compiling_is_a_usage_error(others, catalog):
+    status, _, err = run("pi05", "--checkpoint", "none", "--compile-seconds", 5, *others, catalog=catalog)
+    assert status == 2
+    assert "--compile-seconds goes with --baseline compile" in err
+
+
 def test_an_unknown_model_is_said_as_everywhere(catalog):
     status, out, err = run("gpt", "--random-weights", "--json", catalog=catalog)
     assert status == 2

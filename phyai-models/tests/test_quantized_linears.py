@@ -145,6 +145,14 @@ def test_the_command_says_where_it_cannot_write(tmp_path, capsys, out):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_command_overwrites_nothing(tmp_path, capsys):
+    out = tmp_path / "weights.safetensors"
+    out.write_bytes(b"somebody's")
+    assert main(["dequantize", str(DATA / "mo_fp8"), "--out", str(out)]) == 1
+    assert f"{out} exists and is not overwritten; give a new file, or remove it first" in capsys.readouterr().err
+    assert out.read_bytes() == b"somebody's"
+
+
 def test_the_command_leaves_nothing_behind_when_it_fails(tmp_path, capsys):
     checkpoint, out = tmp_path / "checkpoint", tmp_path / "out.safetensors"
     checkpoint.mkdir()

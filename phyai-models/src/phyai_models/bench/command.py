@@ -47,19 +47,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "scaled_dot_product_attention (sdpa), or that through torch.compile (compile); repeat it",
     )  # fmt: skip
     parser.add_argument(
-        "--compile-seconds", type=seconds, default=240.0, metavar="S", help="how long compiling may take (default: 240)"
+        "--compile-seconds", type=seconds, metavar="S", help="how long --baseline compile may compile (default: 240)"
     )
     parser.add_argument("--samples", type=count, default=8, metavar="N", help="samples that are compared (default: 8)")
-    parser.add_argument("--timeline", type=Path, metavar="PNG", help="also draw the kernels of every stage")
+    parser.add_argument(
+        "--timeline", type=Path, metavar="PNG", help="also draw the kernels of every stage; needs phyai-models[demo]"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and inputs (default: 0)")
 
 
 def main(args: argparse.Namespace, context: Context) -> int:
-    from phyai_models.bench.measure import Options, measure
+    from phyai_models.bench.measure import COMPILE_SECONDS, Options, measure
     from phyai_models.pi.hosted import RandomCheckpoint
 
     if context.model(args.model).name not in FAMILIES:
         raise UsageError(f"this times {' and '.join(FAMILIES)}; {args.model} is another model")
+    if args.compile_seconds is not None and "compile" not in args.baseline:
+        raise UsageError("--compile-seconds goes with --baseline compile: it says how long that may compile")
     if args.timeline is not None:
         _check_timeline(args.timeline)
     options = Options(
@@ -76,7 +80,7 @@ def main(args: argparse.Namespace, context: Context) -> int:
         warmup=args.warmup,
         samples=args.samples,
         baselines=tuple(dict.fromkeys(args.baseline)),
-        compile_seconds=args.compile_seconds,
+        compile_seconds=args.compile_seconds or COMPILE_SECONDS,
         timeline=args.timeline,
         seed=args.seed,
     )

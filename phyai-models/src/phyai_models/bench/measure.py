@@ -32,6 +32,7 @@ from phyai_models.runner import Recording, record
 
 DEFAULT_BUCKETS = RuntimeConfig().prompt_buckets
 BASELINES = ("torch", "sdpa", "compile")
+COMPILE_SECONDS = 240.0
 
 
 @attrs.frozen
@@ -53,7 +54,7 @@ class Options:
     warmup: int = 10
     samples: int = 8
     baselines: tuple[str, ...] = ()
-    compile_seconds: float = 240.0
+    compile_seconds: float = COMPILE_SECONDS
     timeline: Path | None = None
     seed: int = attrs.field(default=0, validator=a_seed)
 

@@ -32,7 +32,8 @@ def write_dequantized(
     The file appears whole or not at all. Peak memory is one layer. Returns how many layers were written.
 
     Raises:
-        CheckpointError: the checkpoint, or one of the layers, cannot be loaded exactly as it was written.
+        CheckpointError: ``out`` exists; the checkpoint, or one of the layers, cannot be loaded exactly as it was
+            written.
         InputError: ``out`` cannot be a file.
     """
     out = Path(out)
@@ -40,6 +41,8 @@ def write_dequantized(
         raise InputError(
             f"{out} cannot be written: " + ("it is" if out.is_dir() else f"{out.parent} is not") + " a folder"
         )
+    if out.exists():
+        raise CheckpointError(f"{out} exists and is not overwritten; give a new file, or remove it first")
     checkpoint = Checkpoint.open(checkpoint_dir)
     recognized = recognized_or_raise(checkpoint, catalog)
     layers = stored_layers(checkpoint, recognized, names)

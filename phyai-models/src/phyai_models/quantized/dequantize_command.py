@@ -14,7 +14,7 @@ EXAMPLES = """
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CKPT", help="a checkpoint folder")
-    parser.add_argument("--out", required=True, metavar="FILE", help="the safetensors file to write")
+    parser.add_argument("--out", required=True, metavar="FILE", help="the safetensors file to write; it must not exist")
     parser.add_argument("--name", action="append", metavar="MODULE", help="only this layer (may be repeated)")
 
 
