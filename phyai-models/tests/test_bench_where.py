@@ -8,10 +8,11 @@ import torch
 from phyai.engine import RuntimeConfig
 from phyai.kernel import Band
 from phyai.policy import parse_policy
+from phyai_models.bench import where
 from phyai_models.bench.floor import Case, Ceilings, Work, stages
-from phyai_models.bench.tape import record_tape
+from phyai_models.bench.tape import Call, Tape, record_tape
 from phyai_models.bench.timeline import Span
-from phyai_models.bench.where import Timed, by_kind, profile_stage, rows_of, split
+from phyai_models.bench.where import Timed, by_kind, profile_stage, rows_of, spans_of, split
 from phyai_models.pi.inputs import from_lerobot
 from pi_cases import engine, random_batch, random_checkpoint
 
@@ -152,3 +153,17 @@ def test_marks_tell_whose_kernel_is_whose():
     spans = [Span(name, i, 1) for i, name in enumerate(names)]
     assert [[span.name for span in own] for own in split(spans, 3)] == [["a", "b"], [], ["c"]]
     assert split(spans, 4) == [[], [], [], []], "a profiler that lost a mark has lost all"
+
+
+def test_on_a_cpu_the_quickest_run_counts(monkeypatch):
+    """Another process had it during the first pass of both, call by call and as a whole."""
+    now, waits, profiled = [0.0], iter([60e-3, 2e-3, 3e-3]), iter([60e3, 3e3, 2e3])
+
+    def run():
+        now[0] += next(waits)
+
+    monkeypatch.setattr(where.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(where, "profile", lambda work, device: [Span("addmm", 0, next(profiled))])
+    tape = Tape([Call(run, (), {}, None, "addmm")])
+    ((call,),), (replayed,), in_place = spans_of(tape, lambda: None, torch.device("cpu"))
+    assert (call.length, replayed.length, in_place) == (pytest.approx(2e3), 2e3, False)
