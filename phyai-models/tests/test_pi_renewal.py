@@ -1,5 +1,8 @@
 """New weights in place of old ones; random weights; memory that does not suffice; kernels that fail while captured."""
 
+import gc
+import weakref
+
 import attrs
 import pytest
 import torch
@@ -12,7 +15,7 @@ from phyai_models.layers import Scope
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.hosted import LerobotBatch, NewWeights, RandomCheckpoint
 from phyai_models.pi.loading import bytes_of, largest_bytes, model_class
-from phyai_models.pi.model import Savings
+from phyai_models.pi.model import PiModel, Savings
 from phyai_models.pi.precision import Precision
 from phyai_models.pi05 import PI05Args
 from phyai_models.quantized.writing import write_quantized
@@ -265,6 +268,25 @@ def test_memory_that_runs_out_while_a_kernel_is_prepared_is_said_and_no_other_ke
         patched.undo()
     with engine(directory, catalog=catalog, runtime=STATIC) as running:
         assert torch.equal(running.step(batch).actions, want)
+
+
+def test_memory_that_runs_out_while_kernels_are_compiled_ahead_is_said_and_the_model_is_let_go(
+    tmp_path, catalog, monkeypatch
+):
+    directory, models = random_checkpoint(tmp_path, "pi05"), []
+    runtime = attrs.evolve(STATIC, new_graphs=False)
+
+    def scarce(dispatcher, progress=None):
+        models.extend(weakref.ref(layer) for layer in gc.get_objects() if issubclass(type(layer), PiModel))
+        out_of_memory()
+
+    gc.collect()
+    monkeypatch.setattr(Dispatcher, "compile_ahead", scarce)
+    said = r"^compiling ahead for batch 1, .* needs .* on cpu; use fewer or smaller graphs .*CUDA out of memory\. Tried"
+    with pytest.raises(DeviceMemoryError, match=said):
+        engine(directory, catalog=catalog, runtime=runtime)
+    assert models
+    assert [model() for model in models] == [None] * len(models)
 
 
 def test_a_kernel_that_fails_is_named_and_not_chosen_again(tmp_path, catalog):

@@ -99,7 +99,6 @@ class HostedPi:
         self._mixed = False
         if execution != "eager" and not runtime.new_graphs:
             try:
-                host.dispatcher.compile_ahead()
                 self.runner.record_all(self._steps(None))
             except DeviceMemoryError as error:
                 traceback.clear_frames(error.__traceback__)  # they hold the model

@@ -18,6 +18,8 @@ from phyai_models.pi.model import PiModel
 from phyai_models.pi.program import Program
 from phyai_models.runner import MemoryReport, Warmer, bucket_of, buckets_up_to, memory_errors
 
+RECORD_LESS = "use fewer or smaller graphs (RuntimeConfig.max_graphs, prompt_buckets, max_batch)"
+
 
 class Runner:
     """Inference with one model, as its :class:`phyai.engine.RuntimeConfig` says.
@@ -122,9 +124,12 @@ class Runner:
     def record_all(self, steps: int) -> None:
         """Record every bucket for single requests with all cameras: all there will be without ``new_graphs``."""
         self._steps = steps
-        for prompt in self.buckets:
-            inputs = _blank(self.config, prompt)
-            self._record(self.shape(inputs, steps), inputs)
+        requests = [_blank(self.config, prompt) for prompt in self.buckets]
+        shapes = [self.shape(inputs, steps) for inputs in requests]
+        with self._memory_errors(f"compiling ahead for {shapes[-1]}", shapes[-1], RECORD_LESS):
+            self.model.dispatcher.compile_ahead()
+        for shape, inputs in zip(shapes, requests, strict=True):
+            self._record(shape, inputs)
 
     def memory(self) -> MemoryReport:
         """What lies on the device now."""
@@ -153,8 +158,7 @@ class Runner:
             _, oldest = self._programs.popitem(last=False)
             if oldest is self._last:
                 self._last = None
-        advice = "use fewer or smaller graphs (RuntimeConfig.max_graphs, prompt_buckets, max_batch)"
-        with self._memory_errors(f"a recording for {shape}", shape, advice):
+        with self._memory_errors(f"a recording for {shape}", shape, RECORD_LESS):
             program = self._recorded(shape, inputs)
         if not self.warmer.current():
             self._drop_programs()
