@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from phyai_models.layers.base import Layer
-from phyai_models.layers.linear import Linear, LinearParameters, Matmul, Shard, same_form
+from phyai_models.layers.linear import Linear, LinearParameters, Matmul, Shard
 from phyai_models.layers.scope import Scope
 from phyai_models.layers.tokens import Tokens
 from phyai_models.weights import TensorSpec, WeightSource
@@ -54,16 +54,14 @@ class KeysToCache(Layer):
         return self.qkv.tensors()
 
     def refresh(self, source: WeightSource) -> None:
-        weights = self.qkv.load(source)
+        weights = self.qkv.load_again(source)
         if self.fused is None:
             self.matmul.refresh(weights)
             return
-        same_form([self.form], [part.facts for part in weights], self.fused.name)
         self.fused.refresh({"weight": weights[0].weight, "cos_sin": self.cos_sin})
 
     def load(self, source: WeightSource) -> None:
         weights = self.qkv.load(source)
-        self.form = weights[0].facts
         dtype = self.scope.dtype
         cache = {"k_cache": dtype, "v_cache": dtype}
         heads = {"kv_heads": self.kv_heads, "head_dim": self.head_dim}

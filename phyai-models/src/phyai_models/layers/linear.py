@@ -16,6 +16,7 @@ from phyai.quant.realize import fuse
 from phyai.quant.weight import QuantizedWeight
 
 from phyai_models.layers.base import Layer
+from phyai_models.layers.forms import same_form
 from phyai_models.layers.scope import Scope
 from phyai_models.weights import TensorSpec, WeightSource
 
@@ -73,9 +74,12 @@ class LinearWeights:
 class LinearParameters:
     """A matrix ``[sum of rows, in_features]`` put together from shards, and its optional bias.
 
-    :meth:`load` is where a matrix takes its final form. The scope's quantization plan says which shards are
-    quantized; usually the matrix stays one, and where its shards' forms differ it becomes several.
+    :meth:`load` is where a matrix takes its final form, ``forms`` of what it became. The scope's quantization plan
+    says which shards are quantized; usually the matrix stays one, and where its shards' forms differ it becomes
+    several.
     """
+
+    forms: list[Mapping[str, FactValue]]
 
     def __init__(self, scope: Scope, in_features: int, shards: Sequence[Shard], *, bias: bool = False) -> None:
         self.scope = scope
@@ -98,8 +102,41 @@ class LinearParameters:
         Raises:
             CheckpointError: the plan wants a shard in another form than the checkpoint stores it.
         """
+        weights = self._read_all(source)
+        self._asked = self._asked_of(source)
+        self.forms = [part.facts for part in weights]
+        return weights
+
+    def load_again(self, source: WeightSource) -> tuple[LinearWeights, ...]:
+        """Read other values of what :meth:`load` read, in the same form.
+
+        Raises:
+            CheckpointError: theirs is another one.
+        """
+        weights = self._read_all(source)
+        same_form(self.forms, [part.facts for part in weights], self.scope.path)
+        return weights
+
+    def require_form(self, source: WeightSource) -> None:
+        """Refuse what :meth:`load_again` would, and keep nothing of it: what the form depends on is read.
+
+        Raises:
+            CheckpointError: the form of the values in ``source`` is another one than that of those in use.
+        """
+        asked = self._asked_of(source)
+        if asked == self._asked and all(form.decides for form in asked):
+            return
+        if any(form.quantized for form in asked):
+            self.load_again(source)
+        else:
+            same_form(self.forms, [{}], self.scope.path)
+
+    def _asked_of(self, source: WeightSource) -> list[_Form]:
+        return [self._form(source, shard) for shard in self.shards]
+
+    def _read_all(self, source: WeightSource) -> tuple[LinearWeights, ...]:
         bias = self._stacked(source, "bias") if self.bias else None
-        forms = [self._form(source, shard) for shard in self.shards]
+        forms = self._asked_of(source)
         if not any(form.quantized for form in forms):
             return (LinearWeights(self._stacked(source, "weight", self.in_features), bias),)
         weights: list[LinearWeights] = []
@@ -176,38 +213,11 @@ class _Form:
     def quantized(self) -> bool:
         return self.stored or self.scheme is not None
 
-
-def same_form(old: Sequence[Mapping[str, FactValue]], new: Sequence[Mapping[str, FactValue]], where: str) -> None:
-    """Refuse new weights whose quantized form differs from that of those in use.
-
-    Raises:
-        CheckpointError: it does.
-    """
-    if list(old) != list(new):
-        raise CheckpointError(
-            f"{where}: the new weights are {_in_words(new, old)}, and those in use {_in_words(old, new)}; "
-            "make a new engine with them"
-        )
-
-
-def _in_words(forms: Sequence[Mapping[str, FactValue]], others: Sequence[Mapping[str, FactValue]]) -> str:
-    """Their schemes, and what sets them apart from others of the same scheme.
-
-    >>> w4 = {"quant.scheme": "w4a16_g32", "quant.scale_dtype": "bf16"}
-    >>> _in_words([w4, w4], [{}]), _in_words([{}], [w4, w4])
-    ('quantized as w4a16_g32', 'unquantized')
-    >>> _in_words([w4], [{**w4, "quant.scale_dtype": "fp32"}])
-    'quantized as w4a16_g32 (quant.scale_dtype=bf16)'
-    """
-    said = []
-    for form in forms:
-        scheme = form.get("quant.scheme")
-        same = [other for other in others if scheme is not None and other.get("quant.scheme") == scheme]
-        own = [f"{name}={value}" for name, value in form.items() if any(other.get(name) != value for other in same)]
-        said.append(
-            "unquantized" if scheme is None else f"quantized as {scheme}" + (f" ({', '.join(own)})" if own else "")
-        )
-    return " and ".join(dict.fromkeys(said))
+    @property
+    def decides(self) -> bool:
+        """Whether the values have no say in what the shard becomes. What is stored can lack what its scheme allows,
+        and whether one scale for the whole tensor will do depends on those of the other shards."""
+        return not self.stored and (self.scheme is None or self.scheme.weight.granularity != "tensor")
 
 
 class Matmul:
@@ -219,11 +229,9 @@ class Matmul:
             scope.bind("gemm", weights=part.bound, facts=part.facts, dtypes=dtypes, layouts=part.layouts())
             for part in weights
         ]
-        self.forms = [part.facts for part in weights]
 
     def refresh(self, weights: Sequence[LinearWeights]) -> None:
         """Take other values, in the same form."""
-        same_form(self.forms, [part.facts for part in weights], self.sites[0].name)
         for site, part in zip(self.sites, weights, strict=True):
             site.refresh(part.bound)
 
@@ -260,7 +268,16 @@ class Linear(Layer):
         self.matmul = Matmul(self.scope, self.parameters.load(source))
 
     def refresh(self, source: WeightSource) -> None:
-        self.matmul.refresh(self.parameters.load(source))
+        self.matmul.refresh(self.parameters.load_again(source))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.matmul(x)
+
+
+def matrices(layer: Layer) -> Iterator[LinearParameters]:
+    """Those of a layer and of the layers below it."""
+    for value in vars(layer).values():
+        if isinstance(value, LinearParameters):
+            yield value
+    for part in layer.parts():
+        yield from matrices(part)

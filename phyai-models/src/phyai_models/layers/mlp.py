@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from phyai.facts import FactValue
 
 from phyai_models.layers.base import Layer
-from phyai_models.layers.linear import LinearParameters, LinearWeights, Matmul, Shard, same_form
+from phyai_models.layers.linear import LinearParameters, LinearWeights, Matmul, Shard
 from phyai_models.layers.scope import Scope
 from phyai_models.weights import TensorSpec, WeightSource
 
@@ -48,13 +47,8 @@ class MLP(Layer):
         yield from self.fc1.tensors()
         yield from self.fc2.tensors()
 
-    def read(self, source: WeightSource) -> tuple[LinearWeights, LinearWeights]:
-        (fc1,), (fc2,) = self.fc1.load(source), self.fc2.load(source)  # a matrix of one shard stays one
-        return fc1, fc2
-
     def load(self, source: WeightSource) -> None:
-        fc1, fc2 = self.read(source)
-        self.forms = _forms([fc1], [fc2])
+        (fc1,), (fc2,) = self.fc1.load(source), self.fc2.load(source)  # a matrix of one shard stays one
         self.site = self.scope.bind(
             "mlp",
             weights=_bound(fc1, fc2),
@@ -65,8 +59,7 @@ class MLP(Layer):
         )
 
     def refresh(self, source: WeightSource) -> None:
-        fc1, fc2 = self.read(source)
-        same_form(self.forms, _forms([fc1], [fc2]), self.site.name)
+        (fc1,), (fc2,) = self.fc1.load_again(source), self.fc2.load_again(source)
         self.site.refresh(_bound(fc1, fc2))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -94,17 +87,15 @@ class GatedMLP(Layer):
         yield from self.down.tensors()
 
     def refresh(self, source: WeightSource) -> None:
-        gate_up, down = self.gate_up.load(source), self.down.load(source)
+        gate_up, down = self.gate_up.load_again(source), self.down.load_again(source)
         if self.fused is None:
             self.gate_up_matmul.refresh(gate_up)
             self.down_matmul.refresh(down)
             return
-        same_form(self.forms, _forms(gate_up, down), self.fused.name)
         self.fused.refresh({"gate_up": gate_up[0].weight, "down": down[0].weight})
 
     def load(self, source: WeightSource) -> None:
         gate_up, down = self.gate_up.load(source), self.down.load(source)
-        self.forms = _forms(gate_up, down)
         dtypes = {"x": self.scope.dtype}
         self.fused = None
         if len(gate_up) == 1:
@@ -128,7 +119,3 @@ class GatedMLP(Layer):
             y = self.fused.run(x)
             return y
         return self.down_matmul(self.act.run(self.gate_up_matmul(x)))
-
-
-def _forms(*matrices: Sequence[LinearWeights]) -> list[Mapping[str, FactValue]]:
-    return [part.facts for matrix in matrices for part in matrix]

@@ -15,7 +15,7 @@ from phyai.quant.importers import Importer
 
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.inputs import Observation, from_lerobot
-from phyai_models.pi.loading import load_model, open_source, renew
+from phyai_models.pi.loading import load_model, open_source, renew, require_forms
 from phyai_models.pi.model import Savings
 from phyai_models.pi.processor import Processor
 from phyai_models.pi.requests import (
@@ -160,6 +160,8 @@ class HostedPi:
         model = self._running.model
         source = _source(request.checkpoint_dir, self.args, self._importers)
         source.require(model.tensors())
+        unnoticed = attrs.evolve(self.args, progress=None)  # what is read twice counts once
+        require_forms(model, _source(request.checkpoint_dir, unnoticed, self._importers))
         self._mixed = True
         renew(model, source)
         self._mixed = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 
 import attrs
 import torch
@@ -12,6 +13,7 @@ from phyai.quant import QuantPlan, plan_from_policy
 from phyai.quant.importers import Importer
 
 from phyai_models.layers import Layer, Scope, Unused
+from phyai_models.layers.linear import matrices
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.model import PALIGEMMA, PiModel, Savings
 from phyai_models.pi.precision import Precision
@@ -118,6 +120,18 @@ def load_model(
     return model
 
 
+def require_forms(model: PiModel, source: WeightSource) -> None:
+    """Check, before :func:`renew` writes anything, that other weights take the forms of a model's.
+
+    Raises:
+        DeviceMemoryError: there is no memory to read a matrix beside the model's.
+        CheckpointError: one is quantized otherwise, or is stored quantized and damaged.
+    """
+    with _memory_errors_while_renewing(model):
+        for matrix in matrices(model):
+            matrix.require_form(source)
+
+
 def renew(model: PiModel, source: WeightSource) -> None:
     """Read other weights into the memory of a model's, one layer at a time.
 
@@ -126,10 +140,14 @@ def renew(model: PiModel, source: WeightSource) -> None:
             weights are mixed.
         CheckpointError: the tensors are damaged, or not finite.
     """
-    what, advice = "reading new weights layer by layer", "free memory and give them again"
-    with memory_errors(model.device, what, largest_bytes(model), advice, lambda: None):
+    with _memory_errors_while_renewing(model):
         model.refresh(source)
         source.check_finite()
+
+
+def _memory_errors_while_renewing(model: PiModel) -> AbstractContextManager[None]:
+    what, advice = "reading new weights layer by layer", "free memory and give them again"
+    return memory_errors(model.device, what, largest_bytes(model), advice, lambda: None)
 
 
 def bytes_of(model: PiModel) -> int:

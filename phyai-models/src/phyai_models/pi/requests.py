@@ -118,7 +118,8 @@ class NewWeights:
     :class:`phyai_models.pi.hosted.RandomCheckpoint`).
 
     They are written into the memory of the old ones: nothing is prepared or captured again. The checkpoint is checked
-    as at the start; one that is refused before the first tensor is read changes nothing.
+    as at the start, and its quantization against that in use, for which what it stores quantized is read twice; what
+    is refused so changes nothing.
     """
 
     checkpoint_dir: Any

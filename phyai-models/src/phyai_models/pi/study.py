@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -14,8 +13,8 @@ from phyai.files.json_file import read_json
 from phyai.files.safetensors_file import read_all
 from phyai.policy import Policy
 
-from phyai_models.layers import Layer, Scope
-from phyai_models.layers.linear import LinearParameters
+from phyai_models.layers import Scope
+from phyai_models.layers.linear import matrices
 from phyai_models.pi.config import FAMILIES, STATE, PiConfig
 from phyai_models.pi.hosted import LerobotBatch, PiArgs
 from phyai_models.pi.inputs import NOISE, TOKEN_MASK, TOKENS
@@ -76,16 +75,8 @@ def matrix_paths(config: PiConfig) -> dict[str, str]:
     """Module paths of the model's matrices by their names in a checkpoint, with and without lerobot's prefix."""
     scope = Scope(None, torch.device("meta"), config.family, "", torch.float32, torch.float32)  # type: ignore[arg-type]
     model = model_class(config.family)(scope, config, Precision.of(config, None), Savings.none())
-    found = {shard.source: shard.path for matrix in _matrices(model) for shard in matrix.shards}
+    found = {shard.source: shard.path for matrix in matrices(model) for shard in matrix.shards}
     return {prefix + source: path for prefix in PREFIXES for source, path in found.items()}
-
-
-def _matrices(layer: Layer) -> Iterator[LinearParameters]:
-    for value in vars(layer).values():
-        if isinstance(value, LinearParameters):
-            yield value
-    for part in layer.parts():
-        yield from _matrices(part)
 
 
 def made_up(config: PiConfig, count: int) -> list[dict[str, torch.Tensor]]:
