@@ -76,6 +76,13 @@ class Fake:
     dtype: str = "torch.bfloat16"
 
 
+@attrs.frozen
+class Placed(Fake):
+    """One that lies on a device."""
+
+    device: str = "cpu"
+
+
 def kernel(id: str, when: Mapping[str, Any] | None = None, band: Band = Band.GENERAL, **more: Any) -> Kernel:
     """A kernel that computes nothing: its ``run`` returns its id."""
     settings: dict[str, Any] = {

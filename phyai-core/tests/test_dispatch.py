@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from fake_calls import CPU, Fake, catalog, dispatcher, gemm_site, kernel, policy, rule, x
+from fake_calls import CPU, Fake, Placed, catalog, dispatcher, gemm_site, kernel, policy, rule, x
 from phyai.catalog import Catalog
 from phyai.dispatch import Dispatcher
 from phyai.errors import CallError, UndeclaredFactError
@@ -70,9 +70,10 @@ def test_out_and_state_reach_the_kernel():
         return Prepared(run=lambda x, out=None, state=None: seen.append((out, state)))
 
     site = gemm_site(dispatcher(kernel("a.gemm", prepare=prepare)))
-    site.run(x(), out="o", state="s")
-    site.run(x(), out="o2")
-    assert seen == [("o", "s"), ("o2", None)]
+    first, second = Fake((5, 32)), Fake((5, 32))
+    site.run(x(), out=first, state="s")
+    site.run(x(), out=second)
+    assert [(out is first, out is second, state) for out, state in seen] == [(True, False, "s"), (False, True, None)]
 
 
 def test_prepare_gets_weights_and_params():
@@ -161,11 +162,13 @@ def test_a_dimension_fixed_when_bound_is_static():
 
 
 def test_many_shapes_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr("phyai.dispatch.site.MAX_SHORTCUTS", 8)
+    monkeypatch.setattr("phyai.dispatch.shortcuts.MAX_SHORTCUTS", 8)
     site = gemm_site(dispatcher(kernel("a.gemm")))
     for m in range(100):
         assert site.run(x(m)) == "a.gemm"
+        assert site.run(x(m), out=Placed((m, 32))) == "a.gemm"
     assert len(site._shortcuts._found) <= 8
+    assert 0 < len(site._shortcuts._fitting) <= 8
 
 
 def test_decide_answers_without_running():

@@ -5,7 +5,7 @@ Nothing here imports a tensor library: a tensor is anything with ``shape`` and `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from keyword import iskeyword
 from typing import Any
 
@@ -92,11 +92,15 @@ def guard(
     *,
     keyed: Sequence[Tensor],
     dtypes: bool,
+    fitting: Container[Any],
+    fit: Callable[[Any, tuple[Any, ...], Any], None],
 ) -> Callable[..., Any]:
     """A function ``run(*inputs, out=None, state=None)`` that looks a call up in ``shortcuts``, else calls ``slow``.
 
     It is generated for the signature, so that a remembered call costs one dictionary look-up. The key is the
-    shape, and with ``dtypes`` the dtype, of every tensor in ``keyed``: see :func:`shortcut_key`.
+    shape, and with ``dtypes`` the dtype, of every tensor in ``keyed``: see :func:`shortcut_key`. An ``out`` costs one
+    more, in ``fitting``; one that is not there goes to ``fit``, with what it looks like beside these inputs (None
+    where it does not look like tensors), to be refused or remembered.
     """
     names = [t.name for t in op.inputs]
     for name in names:
@@ -117,9 +121,16 @@ def guard(
         f"        return slow(({call},), out, state)\n"
         f"    if out is None and state is None:\n"  # keywords cost a tenth of the look-up
         f"        return kernel({call})\n"
+        f"    if out is not None:\n"
+        f"        try:\n"
+        f"            looks = {_looks(op, present)}\n"
+        f"        except (AttributeError, IndexError, TypeError):\n"  # no tensors, or not as many
+        f"            looks = None\n"
+        f"        if looks not in fitting:\n"
+        f"            fit(looks, ({call},), out)\n"
         f"    return kernel({call}, out=out, state=state)\n"
     )
-    scope: dict[str, Any] = {"shortcuts": shortcuts, "slow": slow}
+    scope: dict[str, Any] = {"shortcuts": shortcuts, "slow": slow, "fitting": fitting, "fit": fit}
     exec(compile(source, f"<call site of {op.name}>", "exec"), scope)
     return scope["run"]  # type: ignore[no-any-return]
 
@@ -132,6 +143,14 @@ def shortcut_key(inputs: Mapping[str, Any], keyed: Sequence[Tensor], *, dtypes: 
 
 def _looked_at(dtypes: bool) -> tuple[str, ...]:
     return ("shape", "dtype") if dtypes else ("shape",)
+
+
+def _looks(op: Op, present: Sequence[Tensor]) -> str:
+    """The source of all that tells whether an ``out`` fits a call: shapes, and the dtypes and devices of outputs."""
+    several = len(op.outputs) != 1
+    places = [f"out[{i}]" if several else "out" for i in range(len(op.outputs))]
+    parts = [f"{t.name}.shape" for t in present] + [f"{p}.{a}" for p in places for a in ("shape", "dtype", "device")]
+    return f"({', '.join((*parts, *(('type(out)', 'len(out)') if several else ())))},)"
 
 
 def tensors_with(present: Sequence[Tensor], dims: Collection[str]) -> tuple[Tensor, ...]:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from phyai.decision import Decision
 from phyai.dispatch.layouts import Lowering
 from phyai.dispatch.memo import Cells, Entry, Memo, open_facts
-from phyai.dispatch.reader import MAX_SHORTCUTS, Reader, guard, input_dims, shortcut_key, tensors_with
+from phyai.dispatch.outputs import Outputs
+from phyai.dispatch.reader import Reader, input_dims, tensors_with
+from phyai.dispatch.shortcuts import Shortcuts
 from phyai.errors import CallError, FrozenSiteError
 from phyai.facts import Facts
 from phyai.kernel import Capture, Kernel, Prepared
@@ -60,7 +62,8 @@ class Site:
         #: How the layouts of its quantized weights were chosen.
         self.lowering = lowering or Lowering(static)
         self.memo = Memo(Cells(op, static, dispatcher.catalog, policy))
-        self._reader = Reader(op, name, static)
+        self.reader = Reader(op, name, static)
+        self._outputs = Outputs(op, name, self.reader.present)
         self.thaw()
 
     def __repr__(self) -> str:
@@ -142,7 +145,7 @@ class Site:
 
     def facts_of_call(self, inputs: tuple[Any, ...]) -> Facts:
         """The facts of a call with these inputs, of which optional ones at the end may be left out, as in the call."""
-        return self._reader.facts((*inputs, *(None for _ in self.op.inputs[len(inputs) :])))
+        return self.reader.facts((*inputs, *(None for _ in self.op.inputs[len(inputs) :])))
 
     def prepared(self, inputs: tuple[Any, ...]) -> Prepared:
         """The kernel that a call with these inputs runs, as it was made ready for it."""
@@ -174,7 +177,7 @@ class Site:
     def thaw(self) -> None:
         """Decide new calls again."""
         self.frozen = False
-        self._shortcuts = _Shortcuts(self, self._reader.present, dtypes=True)
+        self._shortcuts = Shortcuts(self, self.reader.present, dtypes=True)
         self.run = self._shortcuts.run
 
     def forget(self) -> None:
@@ -197,8 +200,8 @@ class Site:
             return
         reads = self.memo.reads(self.open)
         dims = self.open_dims if reads - self.open_dims else reads  # what is derived may follow from any dimension
-        keyed = tensors_with(self._reader.present, {name[6:] for name in dims})
-        self._shortcuts = _Shortcuts(self, keyed, dtypes=False)
+        keyed = tensors_with(self.reader.present, {name[6:] for name in dims})
+        self._shortcuts = Shortcuts(self, keyed, dtypes=False)
         self.run = self._shortcuts.run
 
     def _first_run(self, entry: Entry) -> Callable[..., Any]:
@@ -218,7 +221,9 @@ class Site:
 
     def prepared_run(self, inputs: tuple[Any, ...], out: Any, state: Any) -> tuple[Any, Callable[..., Any]]:
         """A call that was not met before: check it, find or make its entry, run that; the result and the ``run``."""
-        facts = self._reader.facts(inputs)
+        facts = self.reader.facts(inputs)
+        if out is not None:
+            self._outputs.check(facts, inputs, out)
         if self._dispatcher.watcher is not None:
             self._dispatcher.watcher.see(self, facts)
         entry = self._entry(facts)
@@ -227,6 +232,14 @@ class Site:
         result = entry.prepared.run(*inputs, out=out, state=state)
         entry.warm = True
         return result, entry.prepared.run
+
+    def check_out(self, inputs: tuple[Any, ...], out: Any) -> None:
+        """Refuse an ``out`` that a call with these inputs cannot write its results to.
+
+        Raises:
+            CallError: it has another number of tensors, shape, dtype or device.
+        """
+        self._outputs.check(self.reader.facts(inputs), inputs, out)
 
     def _entry(self, facts: Facts) -> Entry:
         entry = self.memo.find(facts)
@@ -257,7 +270,7 @@ class Site:
             bound = self.static.get(f"shape.{name}", size)
             if bound != size:
                 raise CallError(f"{self.name}: {name}={size}, but the site was bound to {name}={bound}")
-        facts = self._reader.with_dims(dims)
+        facts = self.reader.with_dims(dims)
         missing = sorted(name[6:] for name in self.open_dims & self.memo.reads(self.open) if name not in facts)
         if missing:
             raise CallError(f"{self.name}: the decision depends on {', '.join(missing)}; give {'=…, '.join(missing)}=…")
@@ -266,24 +279,3 @@ class Site:
 
 def _ready(entry: Entry) -> bool:
     return entry.warm or entry.kernel.capture is not Capture.AFTER_WARMUP
-
-
-class _Shortcuts:
-    """The ``run`` of a site, with what it remembers by shape. Bounded: beyond that it starts afresh."""
-
-    __slots__ = ("_dtypes", "_found", "_keyed", "_site", "run")
-
-    def __init__(self, site: Site, keyed: tuple[Any, ...], *, dtypes: bool) -> None:
-        self._site = site
-        self._keyed = keyed
-        self._dtypes = dtypes
-        self._found: dict[Any, Callable[..., Any]] = {}
-        self.run = guard(site.op, site._reader.present, self._found, self._slow, keyed=keyed, dtypes=dtypes)
-
-    def _slow(self, inputs: tuple[Any, ...], out: Any, state: Any) -> Any:
-        result, run = self._site.prepared_run(inputs, out, state)
-        named = dict(zip((t.name for t in self._site.op.inputs), inputs, strict=True))
-        if len(self._found) >= MAX_SHORTCUTS:
-            self._found.clear()
-        self._found[shortcut_key(named, self._keyed, dtypes=self._dtypes)] = run
-        return result
