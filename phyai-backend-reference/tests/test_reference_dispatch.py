@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import OPS, assert_close, oracle
+from harness import OPS, assert_close, oracle, small_calls
 from oracles import gated_activation, gemm, kv_write, layer_norm_add, mlp, rope
 from phyai.catalog import Catalog
 from phyai.dispatch import Dispatcher, Site
 from phyai.environment import Environment
-from phyai.errors import NoKernelError
+from phyai.errors import CallError, NoKernelError
+from phyai.op import Op
 from phyai.plugins import discover
 from phyai.policy import default_policy, parse_policy
 from phyai.synthesize import SynthesizedCall, synthesize
@@ -164,3 +165,21 @@ def test_projection_rotation_and_cache_write_are_their_parts(catalog: Catalog, n
     q = site.run(*call.inputs.values(), out=out)
     assert out is None or q is out
     assert_close(call, [q, call.inputs["k_cache"], call.inputs["v_cache"]], want, name)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS.values() if op.outputs], ids=lambda op: op.name)
+def test_what_a_call_returned_fits_as_its_out_and_one_column_more_does_not(catalog: Catalog, op: Op) -> None:
+    for spec, _ in small_calls(op):
+        call = synthesize(op, spec)
+        site = bind(dispatcher(catalog), call)
+        state = site.plan(call.metadata, T=spec.dims["T"]) if op.metadata else None
+        returned = site.run(*call.inputs.values(), state=state)
+        several = isinstance(returned, tuple)
+        tensors = list(returned) if several else [returned]
+        places = [torch.empty_like(tensor) for tensor in tensors]
+        for _ in range(2):  # new, then remembered
+            site.run(*call.inputs.values(), out=tuple(places) if several else places[0], state=state)
+            for i, place in enumerate(places):
+                wrong = [*places[:i], place.new_empty((*place.shape[:-1], place.shape[-1] + 1)), *places[i + 1 :]]
+                with pytest.raises(CallError, match=f"{op.name} at site .*: out (has shape|does not fit)"):
+                    site.run(*call.inputs.values(), out=tuple(wrong) if several else wrong[0], state=state)
