@@ -72,7 +72,7 @@ def inference(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=Fal
         requests = batch * 3 if role == "vision" else batch
         dims = {"M": m, "T": m, "R": 1, "B": requests, "Sq": 256, "Sk": 256, "P": m, "S": 224}
         open_dims = {name[6:] for name in site.open_dims}
-        facts = site._reader.with_dims({name: size for name, size in dims.items() if name in open_dims})
+        facts = site.reader.with_dims({name: size for name, size in dims.items() if name in open_dims})
         yield site, resolve(facts, catalog, policy, dispatcher.environment, parts=site.chained(policy))
 
 
