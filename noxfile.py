@@ -19,7 +19,10 @@ CONSTRAINTS = str(ROOT / "constraints.txt")
 CORE, REFERENCE, MODELS = "phyai-core", "phyai-backend-reference", "phyai-models"
 GPU_BACKENDS = ("phyai-backend-cuda", "phyai-backend-flashinfer", "phyai-backend-humming")
 CPU = (CORE, REFERENCE, MODELS)
-TEST_TOOLS = ("pytest>=8", "hypothesis>=6.100", "build>=1.2", "hatchling>=1.27", "editables", "pytest-timeout")
+TEST_TOOLS = (
+    "pytest>=8", "pytest-timeout", "pytest-xdist>=3.6", "hypothesis>=6.100", "build>=1.2", "hatchling>=1.27",
+    "editables",
+)  # fmt: skip
 #: Libraries of backends whose configuration and code generation are tested without a GPU; their tests skip where one
 #: cannot be installed. Triton's kernels run in its interpreter; that of 3.9 makes numbers of combined masks.
 OPTIONAL_LIBRARIES = ("triton==3.6.0", "humming-kernels>=0.1.20,<0.2")
@@ -55,12 +58,13 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Every test that runs without a GPU, over all distributions, with the doctests."""
+    """Every test that runs without a GPU, over all distributions, with the doctests; two files at a time."""
     install(session, *CPU, *GPU_BACKENDS, tools=(*TEST_TOOLS, *DEMO_TOOLS))
     install_optional(session)
     session.env["OMP_NUM_THREADS"] = "2"
-    targets = [f"{name}/tests" for name in (*CPU, *GPU_BACKENDS)] + ["tests"]
-    session.run("python", "-m", "pytest", "--timeout=600", *(session.posargs or targets))
+    everything = [f"{name}/tests" for name in (*CPU, *GPU_BACKENDS)] + ["tests"]
+    chosen = session.posargs or ["-n", "2", "--dist", "loadfile", *everything]
+    session.run("python", "-m", "pytest", "--timeout=600", *chosen)
     if not session.posargs:
         sources = [f"{name}/src" for name in CPU]
         session.run("python", "-m", "pytest", "-q", "--doctest-modules", *sources)
