@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from phyai.errors import CheckpointError, InputError
 from phyai_models.processors.actions import absolute_mask, to_absolute
-from phyai_models.processors.images import preprocess, resize_with_pad, to_chw
+from phyai_models.processors.images import CPU, preprocess, resize_with_pad, to_chw, upload
 from phyai_models.processors.lerobot import ProcessorFile
 from phyai_models.processors.normalization import STATISTICS, Normalizer
 from phyai_models.processors.prompt import discretize_state, pi0_prompt, pi05_prompt
@@ -229,3 +229,13 @@ def test_a_processor_file_with_its_statistics(tmp_path):
 def test_a_processor_file_that_cannot_be_honoured_is_refused(tmp_path, steps):
     with pytest.raises(CheckpointError):
         ProcessorFile.load(write_processor(tmp_path / "p.json", steps))
+
+
+def test_a_copy_to_the_host_is_waited_for():
+    class OnDevice:
+        device = torch.device("cuda")
+
+        def to(self, device, non_blocking=False):
+            return device, non_blocking
+
+    assert upload(OnDevice(), CPU) == (CPU, False)

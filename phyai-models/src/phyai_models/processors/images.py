@@ -76,10 +76,11 @@ def unit_range(image: torch.Tensor, camera: str, device: torch.device = CPU) -> 
 
 
 def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``tensor`` on ``device``; from the host to a GPU through pinned memory, without waiting for it."""
+    """``tensor`` on ``device``; from the host to a GPU through pinned memory, without waiting for it. A copy to the host
+    is waited for: what is read there must have arrived."""
     if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def resize_with_pad(images: torch.Tensor, size: int) -> torch.Tensor:
