@@ -76,8 +76,8 @@ def unit_range(image: torch.Tensor, camera: str, device: torch.device = CPU) -> 
 
 
 def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``tensor`` on ``device``; from the host to a GPU through pinned memory, without waiting for it. A copy to the host
-    is waited for: what is read there must have arrived."""
+    """``tensor`` on ``device``; from the host to a GPU through pinned memory, without waiting for it. A copy to the
+    host is waited for: what is read there must have arrived."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
