@@ -67,6 +67,11 @@ class KernelFailure(PhyAIError, RuntimeError):
         self.site = site
         self.kernel = kernel
 
+    @classmethod
+    def of(cls, error: Exception, *, site: str, kernel: str, meanwhile: str) -> KernelFailure:
+        """What ``error`` says, and where and while what it was raised."""
+        return cls(f"{kernel} failed at {site} while {meanwhile}: {type(error).__name__}: {error}", site, kernel)
+
 
 class DeviceMemoryError(PhyAIError, MemoryError):
     """A device has too little memory for what was asked; the message says how much was needed and free."""

@@ -31,3 +31,13 @@ def ran_out(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return bool(_RAN_OUT.search(str(error)))
+
+
+def may_be_the_kernels(error: BaseException) -> bool:
+    """Whether what a kernel raised may be its own fault: not a mistake in a declaration or a call, which PhyAI says
+    itself, and not memory that ran out.
+
+    >>> may_be_the_kernels(ImportError("no such library")), may_be_the_kernels(MemoryError())
+    (True, False)
+    """
+    return not (isinstance(error, PhyAIError) or ran_out(error))

@@ -12,9 +12,8 @@ from phyai.dispatch.memo import Entry, Memo, Node, node_of
 from phyai.dispatch.site import Site
 from phyai.dispatch.told import Told
 from phyai.environment import Environment
-from phyai.errors import PhyAIError
 from phyai.facts import Facts
-from phyai.memory import ran_out
+from phyai.memory import may_be_the_kernels
 from phyai.policy import Policy
 from phyai.resolver import resolve
 
@@ -50,8 +49,8 @@ class Decider:
                 try:
                     child = node.children[values] = self._prepared(site, node, facts, policy)
                 except Exception as error:
-                    if isinstance(error, PhyAIError) or ran_out(error):
-                        raise  # a mistake in a declaration or a call, or no memory: not a kernel that cannot run here
+                    if not may_be_the_kernels(error):
+                        raise
                     failed = {**node.failed, node.kernel.id: f"prepare failed: {type(error).__name__}: {error}"}
                     child = node.children[values] = self._decided(site, facts, policy, failed)
             if isinstance(child, Entry):

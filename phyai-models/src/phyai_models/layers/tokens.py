@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from phyai.errors import CaptureError, KernelFailure, PhyAIError
-from phyai.memory import ran_out
+from phyai.errors import CaptureError, KernelFailure
+from phyai.memory import may_be_the_kernels
 
 if TYPE_CHECKING:
     from phyai.dispatch import Site
@@ -77,12 +77,11 @@ class Tokens:
         try:
             return site.plan(self.metadata, **dims)
         except Exception as error:
-            if isinstance(error, PhyAIError) or ran_out(error):
+            if not may_be_the_kernels(error):
                 raise
             kernel = site.decide(**dims).kernel
             assert kernel is not None  # it has just planned
-            message = f"{kernel.id} failed at {site.name} while it planned: {type(error).__name__}: {error}"
-            raise KernelFailure(message, site.name, kernel.id) from error
+            raise KernelFailure.of(error, site=site.name, kernel=kernel.id, meanwhile="it planned") from error
 
     def forget_plans(self) -> None:
         """Plan anew at the next call, because other kernels may be chosen."""

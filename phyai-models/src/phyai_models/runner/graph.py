@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 import torch
 from phyai.dispatch import Dispatcher, Site
-from phyai.errors import KernelFailure, PhyAIError
-from phyai.memory import ran_out
+from phyai.errors import KernelFailure
+from phyai.memory import may_be_the_kernels
 
 
 @attrs.frozen(eq=False)
@@ -89,10 +89,9 @@ def _naming(site: Site, run: Callable[..., Any], meanwhile: str) -> Callable[...
         try:
             return run(*inputs, out=out, state=state)
         except Exception as error:
-            if isinstance(error, PhyAIError) or ran_out(error):
+            if not may_be_the_kernels(error):
                 raise
             kernel = site.chosen(inputs).id
-            message = f"{kernel} failed at {site.name} while {meanwhile}: {type(error).__name__}: {error}"
-            raise KernelFailure(message, site.name, kernel) from error
+            raise KernelFailure.of(error, site=site.name, kernel=kernel, meanwhile=meanwhile) from error
 
     return call

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from phyai.dispatch import Dispatcher
-from phyai.errors import KernelFailure, PhyAIError
-from phyai.memory import ran_out
+from phyai.errors import KernelFailure
+from phyai.memory import may_be_the_kernels
 
 from phyai_models.runner.graph import Recording, failures_named, record
 
@@ -83,7 +83,7 @@ class Warmer:
         try:
             self._run(compute)
         except Exception as error:
-            if isinstance(error, PhyAIError) or ran_out(error):
+            if not may_be_the_kernels(error):
                 raise
             if self.graphs:
                 torch.cuda.synchronize()  # raises where the device is lost, and with it every other kernel
