@@ -88,6 +88,7 @@ def gemm(weight: Any, bias: torch.Tensor | None = None, **facts: Any) -> Any:
     if isinstance(weight, QuantizedWeight):
         id, weight = f"cuda.gemm.skinny_{'fp8' if weight.scheme.weight.bits == 8 else 'int4'}", pack(weight)
     weights = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    # no protocol's Resources: an engine lends nested sites on top of these, and neither row here asks for one
     return BY_ID[id].load()(Facts({"dtype.x": "bf16", **facts}), weights, {}, Resources())  # type: ignore[arg-type]
 
 
@@ -164,7 +165,7 @@ def test_a_chain_of_overlapping_launches_keeps_every_order(n: int, k: int) -> No
     """Norm, product, norm, …: each reads what the one in front writes, and writes what the one before that read."""
     weights = [normal(n, k, seed=i) / k**0.5 for i in range(8)]
     products = [gemm(w).run for w in weights]
-    norm = BY_ID["cuda.rms_norm.overlap"].load()(
+    norm = BY_ID["cuda.rms_norm.overlap"].load()(  # as in gemm()
         Facts({"shape.D": k, "dtype.x": "bf16"}), {"weight": None}, {}, Resources()  # type: ignore[arg-type]
     ).run  # fmt: skip
     a, b = (torch.empty(50, width, dtype=torch.bfloat16, device="cuda") for width in (n, k))

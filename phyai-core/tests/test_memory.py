@@ -44,7 +44,7 @@ def test_what_cuda_and_libraries_say_is_known(said):
     assert ran_out(RuntimeError(said))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces RLIMIT_AS, which makes memory run out here")
 def test_a_file_that_there_is_no_memory_to_map_is_known(tmp_path):
     path = tmp_path / "weights"
     path.touch()
