@@ -47,7 +47,7 @@ class Embedding(Layer):
 
 
 class PatchEmbedding(Layer):
-    """Images ``[N, 3, S, S]`` to patches ``[N, (S / patch)**2, width]``, with learned positions added."""
+    """Images ``[N, 3, S, S]`` in float32 to patches ``[N, (S / patch)**2, width]``, with learned positions added."""
 
     def __init__(self, scope: Scope, width: int, patch: int, patches: int) -> None:
         self.scope = scope
@@ -69,9 +69,9 @@ class PatchEmbedding(Layer):
 
     def load(self, source: WeightSource) -> None:
         weight, bias, self.position = self.read(source)
-        self.site = self.scope.at("patch_embedding").bind(
-            "conv2d", weights={"weight": weight, "bias": bias}, attrs={"stride": self.patch},
-            dtypes={"x": self.scope.dtype},
+        self.site = self.scope.bind(
+            "patch_embedding", weights={"weight": weight, "bias": bias},
+            dtypes={"x": torch.float32, "position": weight.dtype, "y": weight.dtype},
         )  # fmt: skip
 
     def refresh(self, source: WeightSource) -> None:
@@ -80,6 +80,5 @@ class PatchEmbedding(Layer):
         self.position.copy_(position)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        patches: torch.Tensor = self.site.run(images)
-        # Contiguous once, here: additions keep the strides of x, so every layer would read channels-first otherwise.
-        return (patches.flatten(2).transpose(1, 2) + self.position).contiguous()
+        y: torch.Tensor = self.site.run(images, self.position)
+        return y

@@ -30,7 +30,7 @@ class SiglipLayer(Layer):
 
 
 class Siglip(Layer):
-    """Images ``[N, 3, S, S]`` in [-1, 1] to patch features ``[N, P, projection]``."""
+    """Images ``[N, 3, S, S]`` in [-1, 1], float32, to patch features ``[N, P, projection]``."""
 
     def __init__(self, tower: Scope, projector: Scope, config: SiglipConfig, projection: int) -> None:
         self.embeddings = PatchEmbedding(tower.at("embeddings"), config.hidden_size, config.patch_size, config.patches)
