@@ -42,7 +42,7 @@ def patchwise(x: Any, w: Any, m: Any, a: dict[str, Any]) -> list[np.ndarray]:
         np.einsum("bcij,ocij->bo", x["x"][:, :, r * size : (r + 1) * size, c * size : (c + 1) * size], w["weight"])
         for r in range(down) for c in range(across)
     ]  # fmt: skip
-    return [np.stack(tokens, 1) + x["position"] + (w["bias"] if "bias" in w else 0)]
+    return [np.stack(tokens, 1) + x["position"] + w.get("bias", 0)]
 
 
 @pytest.mark.parametrize("given_out", [False, True])
