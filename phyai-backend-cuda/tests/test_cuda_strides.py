@@ -47,7 +47,7 @@ CALLS: Mapping[str, ArgSpec] = {
         ("bias",),
     ),
     "patch_embedding": ArgSpec(
-        "", {"B": 2, "C": 3, "H": 13, "W": 9, "P": 6, "O": 40, "patch": 4}, {"x": "fp16"}, {}, ("bias",),
+        "", {"B": 2, "C": 3, "height": 13, "width": 9, "patches": 6, "O": 40, "patch": 4}, {"x": "fp16"}, {}, ("bias",),
     ),
     "gemm": ArgSpec("", {"M": 6, "N": 40, "K": 256}, {"x": "fp16"}, {}, ("bias",)),  # the interpreter cannot bf16's
 }  # fmt: skip

@@ -84,5 +84,5 @@ def test_new_weights_reach_the_part(catalog: Catalog) -> None:
 def test_positions_of_other_images_are_refused(catalog: Catalog) -> None:
     call = small("small.fp32")
     x, position = call.inputs.values()
-    with pytest.raises(CallError, match="P=5 positions for the 6 patches of 2 x 2 in an image of 4 x 6"):
+    with pytest.raises(CallError, match="5 positions for the 6 patches of 2 x 2 in an image of 4 x 6"):
         bind(catalog, call).run(x, position[:5])

@@ -42,16 +42,16 @@ def convolution(facts: Known) -> str | None:
 def patch_embedding(facts: Known) -> str | None:
     """Positions that are not those of an image's patches.
 
-    >>> patch_embedding({"shape.P": 3, "shape.H": 28, "shape.W": 30, "shape.patch": 14})
-    'P=3 positions for the 4 patches of 14 x 14 in an image of 28 x 30'
+    >>> patch_embedding({"shape.patches": 3, "shape.height": 28, "shape.width": 30, "shape.patch": 14})
+    '3 positions for the 4 patches of 14 x 14 in an image of 28 x 30'
     """
-    p, height, width, patch = (_whole(facts, f"shape.{name}") for name in ("P", "H", "W", "patch"))
-    if p is None or height is None or width is None or not patch:
+    given, height, width, patch = (_whole(facts, f"shape.{name}") for name in ("patches", "height", "width", "patch"))
+    if given is None or height is None or width is None or not patch:
         return None
     patches = (height // patch) * (width // patch)
-    if p == patches:
+    if given == patches:
         return None
-    return f"P={p} positions for the {patches} patches of {patch} x {patch} in an image of {height} x {width}"
+    return f"{given} positions for the {patches} patches of {patch} x {patch} in an image of {height} x {width}"
 
 
 def condition_rows(facts: Known) -> str | None:

@@ -44,8 +44,8 @@ def convolution(spec: ArgSpec) -> ArgSpec:
 def patch_embedding(spec: ArgSpec) -> ArgSpec:
     """An image has one whole patch at least, and a position for each."""
     patch = spec.dims["patch"]
-    height, width = (max(spec.dims[axis], patch) for axis in ("H", "W"))
-    return _with(spec, H=height, W=width, P=(height // patch) * (width // patch))
+    height, width = (max(spec.dims[axis], patch) for axis in ("height", "width"))
+    return _with(spec, height=height, width=width, patches=(height // patch) * (width // patch))
 
 
 def _of_axis(spec: ArgSpec, name: str, axis: str) -> int:

@@ -43,7 +43,7 @@ def work_of(call: Call, case: Case) -> Work:
 def _product(call: Call, op: Op, facts: Facts, *, wide: bool) -> Work:
     assert call.site is not None
     work = Work()
-    given = "dtype.weight" if op.name == "patch_embedding" else "dtype.x"  # images are rounded to the weight's type
+    given = "dtype.y" if op.name == "patch_embedding" else "dtype.x"  # images are rounded to it
     for name, prefix in _matrices(op):
         weight = call.site.weights[name]
         dtype = _computed_in(facts, given, f"{prefix}quant.activation", wide=wide)

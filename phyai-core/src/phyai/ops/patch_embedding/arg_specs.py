@@ -13,7 +13,8 @@ BIAS = ("bias",)
 
 def dims(b: int, c: int, h: int, w: int, o: int, patch: int) -> dict[str, int]:
     """Dimensions of a call with images of ``h`` times ``w``."""
-    return {"B": b, "C": c, "H": h, "W": w, "O": o, "patch": patch, "P": (h // patch) * (w // patch)}
+    patches = (h // patch) * (w // patch)
+    return {"B": b, "C": c, "height": h, "width": w, "O": o, "patch": patch, "patches": patches}
 
 
 SIGLIP = (3, 224, 224, VISION.width, 14)

@@ -2,7 +2,7 @@
 
 ::
 
-    y = conv2d(x, weight, bias, stride=patch)              # x in the weight's dtype, y in the output's
+    y = conv2d(x, weight, bias, stride=patch)              # x is rounded to y's dtype first
     y = y.flatten(2).transpose(1, 2) + position            # patches row by row
 
 Rows and columns of an image beyond its last whole patch are not read. Composite: of the op ``conv2d``, and the
@@ -29,18 +29,18 @@ OP = Op(
     doc=__doc__ or "",
     aliases=("patch_embed",),
     tensors=(
-        Tensor("x", ("B", "C", "H", "W"), doc="images; rounded to the weight's dtype"),
-        Tensor("position", ("P", "O"), doc="of every patch of an image"),
+        Tensor("x", ("B", "C", "height", "width"), doc="images; rounded to y's dtype"),
+        Tensor("position", ("patches", "O"), doc="of every patch of an image"),
         Tensor("weight", ("O", "C", "patch", "patch"), "weight"),
         Tensor("bias", ("O",), "weight", optional=True),
-        Tensor("y", ("B", "P", "O"), "output"),
+        Tensor("y", ("B", "patches", "O"), "output"),
     ),
     dims=(
         Dim("B", "images", dynamic=True, minimum=0),
         Dim("C", "channels"),
-        Dim("H", "height: a patch or more", dynamic=True),
-        Dim("W", "width: a patch or more", dynamic=True),
-        Dim("P", "patches of an image: (H // patch) * (W // patch)", dynamic=True),
+        Dim("height", "of an image: a patch or more"),
+        Dim("width", "of an image: a patch or more"),
+        Dim("patches", "of an image: (height // patch) * (width // patch)"),
         Dim("O", "size of a token"),
         Dim("patch", "height and width of a patch"),
     ),
@@ -50,10 +50,10 @@ OP = Op(
             "patch_embedding", "conv2d", weights={"weight": "weight", "bias": "bias"},
             attrs={"stride": lambda d: d["patch"]},
             dims={
-                "C_group": "C", "kernel_h": "patch", "kernel_w": "patch",
-                "H_out": lambda d: d["H"] // d["patch"], "W_out": lambda d: d["W"] // d["patch"],
+                "C_group": "C", "H": "height", "W": "width", "kernel_h": "patch", "kernel_w": "patch",
+                "H_out": lambda d: d["height"] // d["patch"], "W_out": lambda d: d["width"] // d["patch"],
             },
-            dtypes={"x": "weight", "y": "y"},
+            dtypes={"x": "y", "y": "y"},
         ),
     ),
     compose="phyai.ops.patch_embedding.decompose:compose",
