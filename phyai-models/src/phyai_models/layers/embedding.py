@@ -47,11 +47,13 @@ class Embedding(Layer):
 
 
 class PatchEmbedding(Layer):
-    """Images ``[N, 3, S, S]`` in float32 to patches ``[N, (S / patch)**2, width]``, with learned positions added."""
+    """Images ``[N, 3, size, size]`` in float32 to patches ``[N, (size // patch)**2, width]``, with learned positions
+    added."""
 
-    def __init__(self, scope: Scope, width: int, patch: int, patches: int) -> None:
+    def __init__(self, scope: Scope, width: int, patch: int, size: int) -> None:
         self.scope = scope
-        self.width, self.patch, self.patches = width, patch, patches
+        self.width, self.patch, self.size = width, patch, size
+        self.patches = (size // patch) ** 2
 
     def tensors(self) -> Iterator[TensorSpec]:
         source = self.scope.source
@@ -72,6 +74,7 @@ class PatchEmbedding(Layer):
         self.site = self.scope.bind(
             "patch_embedding", weights={"weight": weight, "bias": bias},
             dtypes={"x": torch.float32, "position": weight.dtype, "y": weight.dtype},
+            dims={"height": self.size, "width": self.size, "patches": self.patches},
         )  # fmt: skip
 
     def refresh(self, source: WeightSource) -> None:
