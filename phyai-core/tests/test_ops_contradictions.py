@@ -23,7 +23,12 @@ def called(op, dims, attrs=()):
         ("group_norm", {"C": 6}, {"groups": 4}, "C=6 is not a multiple of groups=4"),
         ("conv1d", {"C": 6, "C_group": 2}, {"groups": 2}, r"C=6 is not C_group \* groups = 2 \* 2"),
         ("conv3d", {"O": 5}, {"groups": 2}, "O=5 is not a multiple of groups=2"),
-        ("patch_embedding", {"patches": 4, "height": 9, "width": 9, "patch": 3}, {}, "4 positions for the 9 patches of 3 x 3"),
+        (
+            "patch_embedding",
+            {"patches": 4, "height": 9, "width": 9, "patch": 3},
+            {},
+            "4 positions for the 9 patches of 3 x 3",
+        ),
         ("gated_residual", {"M": 6, "R": 4}, {}, "R=4 rows of the condition do not divide the M=6 rows"),
         ("ada_rms_norm", {"M": 2, "R": 4}, {}, "R=4 rows of the condition do not divide the M=2 rows"),
         ("modulation", {"M": 2, "R": 0}, {}, "R=0 rows of the condition do not divide the M=2 rows"),
