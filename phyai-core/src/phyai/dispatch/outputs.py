@@ -9,13 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import evolve
-
 from phyai.calls import checked
 from phyai.dispatch.reader import dtype_name
 from phyai.errors import CallError
 from phyai.facts import Facts
 from phyai.op import ArgSpec, Op, Tensor, bind_dims, dim_names, dim_size
+
+#: The size of a dimension that is not known: no op's ``fit`` comes to it by itself.
+_UNKNOWN = (1 << 31) - 1
 
 
 class Outputs:
@@ -70,17 +71,16 @@ class Outputs:
         raise self._error(f"out is {_kind(out)}, not {wanted} ({', '.join(t.name for t in outputs)})")
 
     def _following(self, facts: Facts, dims: Mapping[str, int]) -> tuple[dict[str, int], Mapping[str, str]]:
-        """What the op's ``fit`` says of a call: the sizes that only outputs show, where they are the same whatever they
-        were before, and dtypes."""
+        """What the op's ``fit`` says of a call: the sizes that only outputs show, where it does not leave them as they
+        were, and dtypes."""
         dtypes = {name: str(dtype) for name, dtype in facts.under("dtype").items()}
         if self._op.fit is None:
             return {}, dtypes
         unknown = {name for tensor in self._op.outputs for name in dim_names(tensor)} - set(dims)
         smallest = {d.name: max(1, d.minimum) for d in self._op.dims}
-        spec = ArgSpec("call", {**smallest, **dims}, dtypes, facts.under("attrs"), tuple(dtypes))
-        other = evolve(spec, dims={name: size + (name in unknown) for name, size in spec.dims.items()})
-        one, two = self._op.fit(spec), self._op.fit(other)
-        return {name: one.dims[name] for name in unknown if one.dims[name] == two.dims[name]}, one.dtypes
+        sizes = {**smallest, **dims, **dict.fromkeys(unknown, _UNKNOWN)}
+        fitted = self._op.fit(ArgSpec("call", sizes, dtypes, facts.under("attrs"), tuple(dtypes)))
+        return {name: fitted.dims[name] for name in unknown if fitted.dims[name] != _UNKNOWN}, fitted.dtypes
 
     def _leading(self, inputs: Sequence[Any]) -> dict[str, list[tuple[int, ...]]]:
         """The sizes that every ``...`` dimension stands for in the inputs that show it."""
