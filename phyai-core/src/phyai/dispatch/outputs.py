@@ -34,7 +34,8 @@ class Outputs:
         """Refuse an ``out`` that the call with these inputs, whose facts these are, cannot write its results to.
 
         Raises:
-            CallError: not as many tensors as the op has outputs, or one of another shape, dtype or device.
+            CallError: not as many tensors as the op has outputs, or one of another shape, dtype or device, or one whose
+                elements share memory.
         """
         given = self._tensors(out)
         dims = {name[6:]: v for name, v in facts.items() if name.startswith("shape.") and isinstance(v, int)}
@@ -49,6 +50,8 @@ class Outputs:
             want, found = dtypes.get(tensor.name), dtype_name(place)
             if want not in (None, found):
                 raise self._error(f"out has dtype {found} for {tensor.name}, which is {want}")
+            if _overlaps(shape, _strides(place)):
+                raise self._error(f"out has strides {_strides(place)} for {tensor.name}: its elements share memory")
             where = getattr(place, "device", device)
             if device is not None and where != device:
                 raise self._error(f"out lies on {where} for {tensor.name}; the inputs lie on {device}")
@@ -102,6 +105,27 @@ class Outputs:
 
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _strides(place: Any) -> tuple[int, ...]:
+    """How far elements lie apart; none of what does not say."""
+    return tuple(place.stride()) if hasattr(place, "stride") else ()
+
+
+def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements lie in the same place, or so that they would if there were more of them.
+
+    >>> _overlaps((2, 3), (0, 1)), _overlaps((2, 3), (2, 1)), _overlaps((1, 3), (0, 1)), _overlaps((3, 2), (1, 4))
+    (True, True, False, False)
+    """
+    reach = 0
+    if 0 in shape:
+        return False
+    for stride, size in sorted(zip(strides, shape, strict=False)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def _kind(value: Any) -> str:

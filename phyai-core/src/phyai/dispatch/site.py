@@ -237,7 +237,7 @@ class Site:
         """Refuse an ``out`` that a call with these inputs cannot write its results to.
 
         Raises:
-            CallError: it has another number of tensors, shape, dtype or device.
+            CallError: it has another number of tensors, shape, dtype or device, or elements that share memory.
         """
         self._outputs.check(self.reader.facts(inputs), inputs, out)
 
