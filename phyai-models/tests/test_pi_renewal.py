@@ -9,7 +9,7 @@ import torch
 from phyai.dispatch import Dispatcher
 from phyai.engine import EngineArgs, EngineConfig, RuntimeConfig
 from phyai.environment import Device, Environment
-from phyai.errors import CheckpointError, DeviceMemoryError, InputError, KernelFailure, NoKernelError
+from phyai.errors import CallError, CheckpointError, DeviceMemoryError, InputError, KernelFailure, NoKernelError
 from phyai.policy import Policy, parse_policy
 from phyai_models.layers import Scope
 from phyai_models.pi.config import PiConfig
@@ -86,6 +86,19 @@ def test_damaged_weights_stop_the_engine_until_whole_ones_come(tmp_path, catalog
         with pytest.raises(InputError, match="mixed"):
             running.step(batch)
         running.step(NewWeights(old))
+        assert torch.equal(running.step(batch).actions, first)
+
+
+def test_a_kernel_that_cannot_take_new_weights_is_named_before_any_are_written(tmp_path, catalog):
+    old, new = random_checkpoint(tmp_path / "old", "pi05"), random_checkpoint(tmp_path / "new", "pi05", seed=1)
+    batch = LerobotBatch(random_batch(old))
+    with engine(old, catalog=catalog) as running:
+        first = running.step(batch).actions
+        last = running.model.runner.model.action_out_proj.matmul.sites[0]
+        entry = last.memo.entries()[0]
+        entry.prepared = attrs.evolve(entry.prepared, refresh=None)
+        with pytest.raises(CallError, match=r"action_out_proj:gemm: torch\.gemm\.fp32 cannot take new weights"):
+            running.step(NewWeights(new))
         assert torch.equal(running.step(batch).actions, first)
 
 
