@@ -335,7 +335,7 @@ def alone(*argv, plugins=()):
 def test_without_any_backend_it_says_so_and_what_to_install(argv, status):
     got, said = alone(*argv)
     assert got == status
-    assert "no backend is installed: pip install phyai-backend-reference" in said
+    assert "no backend is installed: install phyai-backend-reference (see Install in PhyAI's README)" in said
     assert "no kernel may run" not in said
 
 

@@ -10,6 +10,7 @@ import attrs
 import pytest
 from phyai.engine import ModelPlugin
 from phyai.errors import PolicyError
+from phyai.install import install
 from phyai.policy import Layer, NumericsDemand, Restriction, load_policy, parse_policy
 from phyai.predicates import match
 from policy_catalogs import small_catalog
@@ -78,8 +79,16 @@ def test_a_file_of_the_earlier_system_loads_unchanged():
 def test_a_file_of_the_earlier_system_is_told_what_differs_here():
     warnings = load_policy(CASES / "earlier_grammar.yaml", catalog=small_catalog()).warnings
     said = [(w.location.line, w.message, w.suggestion) for w in warnings]
-    assert (34, "backend `humming` is not installed", "pip install phyai-backend-humming") in said
-    assert (30, "backend `flashinfer` is not installed", "pip install phyai-backend-flashinfer") in said
+    assert (
+        34,
+        "backend `humming` is not installed",
+        install("phyai-backend-humming"),
+    ) in said
+    assert (
+        30,
+        "backend `flashinfer` is not installed",
+        install("phyai-backend-flashinfer"),
+    ) in said
     assert (31, "backend `torch` has no such kernel") in [entry[:2] for entry in said]
     assert (36, "a parameter of the earlier system; it is left out") in [entry[:2] for entry in said]
     (relaxing,) = [message for line, message, _ in said if line == 6]
@@ -328,13 +337,13 @@ def test_a_kernel_of_an_absent_backend_names_what_to_install(effect):
     (warning,) = load(rules(f"{{id: a, match: {{op: gemm}}, {effect}}}")).warnings
     assert (warning.message, warning.suggestion) == (
         "backend `acme` is not installed",
-        "pip install phyai-backend-acme",
+        "install phyai-backend-acme (see Install in PhyAI's README)",
     )
 
 
 def test_a_misspelt_backend_is_named_beside_what_to_install():
     (warning,) = load(rules("{id: a, match: {op: gemm}, prefer: tocrh.gemm.bf16}")).warnings
-    assert warning.suggestion == "pip install phyai-backend-tocrh, or did you mean `torch`?"
+    assert warning.suggestion == "install phyai-backend-tocrh (see Install in PhyAI's README), or did you mean `torch`?"
 
 
 def test_params_for_a_kernel_that_is_not_here_are_kept():
