@@ -200,7 +200,7 @@ def test_distribution_whose_metadata_file_is_gone(site):
     write_plugin(site, "bad_plugin", kernels_hook("kernel('bad.layer_norm')"))
     folder = write_distribution(site, "phyai-backend-bad", {"bad": "bad_plugin"})
     (folder / "METADATA").unlink()
-    assert_refused(discover(env={}), "bad", PluginState.HALF_REMOVED, "METADATA", "--force-reinstall")
+    assert_refused(discover(env={}), "bad", PluginState.HALF_REMOVED, "METADATA", "install phyai-backend-bad again")
 
 
 def test_unreadable_entry_points_are_a_row_of_the_distribution(site):
