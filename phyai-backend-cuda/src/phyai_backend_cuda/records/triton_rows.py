@@ -75,8 +75,9 @@ KERNELS: tuple[Kernel, ...] = (
                                     **_same(("x", "weight", "k_cache", "v_cache", "q"), ("bias",))},
          "rope:prepare_qkv_rope_kv_write", batch_invariant=False, params=(OVERLAP,),
          doc="cuBLAS, then split, rotation and cache writes in one launch"),
-    _row("cuda.patch_embedding", _patches(), "patches:prepare", band=Band.REFERENCE,
-         doc="patches gathered, multiplied, and their positions added in one launch"),
+    _row("cuda.patch_embedding", {"all_of": [{"device.arch": ">=sm90"}, _patches()]}, "patches:prepare",
+         band=Band.REFERENCE,
+         doc="patches gathered as rows, then one product that adds their positions; two launches that overlap"),
     _row("cuda.gemm.skinny", {"quant.scheme": None, "shape.M": "<=64", "shape.K": "%128",
                               **_same(("x", "weight", "y"), ("bias",))}, "gemm:prepare",
          band=Band.REFERENCE,  # no faster than cuBLAS at most shapes: for policies and tuning to choose
