@@ -90,6 +90,8 @@ class Filling:
 
 def _filled(values: torch.Tensor, size: int) -> torch.Tensor:
     """``[B, N]`` as ``[B, size]``: cut off, or filled up with zeros."""
+    if values.shape[1] == size:
+        return values
     return torch.nn.functional.pad(values, (0, size - values.shape[1]))
 
 

@@ -28,6 +28,7 @@ from phyai_models.pi.requests import (
     a_seed,
 )
 from phyai_models.pi.runner import Runner, execution_on
+from phyai_models.processors.checks import Checks
 from phyai_models.runner import give_back
 from phyai_models.weights import Checkpoint, RandomSource, WeightSource
 
@@ -141,18 +142,21 @@ class HostedPi:
         return self.runner
 
     def _observations(self, observations: Sequence[Observation]) -> list[ActionChunk]:
-        inputs = self.processor.inputs(observations, self._noise(len(observations)))
+        checks = Checks(self._running.model.device)
+        inputs = self.processor.inputs(observations, self._noise(len(observations)), checks)
         _ = self.processor.action_normalizer  # a missing file is said before the work, not after
-        chunk = self._running(inputs, self._steps(None))
+        chunk = self._running(inputs, self._steps(None), checks=checks)
         return [ActionChunk(actions) for actions in self.processor.actions(chunk, observations)]
 
     def _batch(self, request: LerobotBatch) -> BatchResult:
         tokens = request.tensors.get("observation.language.tokens")
         size = tokens.shape[0] if tokens is not None and tokens.ndim else 0
         noise = None if "noise" in request.tensors else self._noise(size)
-        inputs = from_lerobot(request.tensors, self.config, noise, self._running.model.device)
+        device = self._running.model.device
+        checks = Checks(device)
+        inputs = from_lerobot(request.tensors, self.config, noise, device, checks)
         stages: dict[str, torch.Tensor] = {}
-        chunk = self._running(inputs, self._steps(request.num_steps), stages if request.trace else None)
+        chunk = self._running(inputs, self._steps(request.num_steps), stages if request.trace else None, checks=checks)
         return BatchResult(chunk[..., : self.config.action_dim].contiguous(), stages)
 
     @torch.no_grad()

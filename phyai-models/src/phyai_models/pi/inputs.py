@@ -6,6 +6,7 @@ lerobot's own names, whose images, state and tokens went through its preprocesso
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from phyai.errors import InputError
 
 from phyai_models.pi.config import IMAGES, STATE, PiConfig
+from phyai_models.processors.checks import Checks
 from phyai_models.processors.images import CPU, preprocess, to_chw, unit_range
 
 TOKENS = "observation.language.tokens"
@@ -60,13 +62,17 @@ class Inputs:
 
 
 def from_lerobot(
-    batch: Mapping[str, torch.Tensor], config: PiConfig, noise: torch.Tensor | None = None, device: torch.device = CPU
+    batch: Mapping[str, torch.Tensor],
+    config: PiConfig,
+    noise: torch.Tensor | None = None,
+    device: torch.device = CPU,
+    checks: Checks | None = None,
 ) -> Inputs:
     """A batch as lerobot's policy takes it: images in [0, 1], normalized state, tokens with their mask.
 
     Cameras that the batch lacks are missing for all its requests, and come after the others, as lerobot
     orders them. ``noise`` stands in when the batch has none. What is neither of these nor a camera is not read.
-    Images are made ready on ``device``.
+    Images are made ready on ``device``. ``checks`` makes those of the images' values; None makes them now.
 
     Raises:
         InputError: names every entry that does not fit.
@@ -80,7 +86,8 @@ def from_lerobot(
     missing = [name for name in needed if name not in batch]
     if missing:
         raise InputError(f"the batch lacks {', '.join(missing)}")
-    tokens, token_mask = batch[TOKENS].cpu(), batch[TOKEN_MASK].cpu()
+    small = on_host({name: batch[name] for name in (TOKENS, TOKEN_MASK, STATE, NOISE) if name in batch})
+    tokens, token_mask = small[TOKENS], small[TOKEN_MASK]
     usable = tokens.ndim == 2 and tokens.shape[0] > 0 and tokens.dtype in (torch.int32, torch.int64)
     if not usable or token_mask.shape != tokens.shape or token_mask.dtype != torch.bool:
         raise InputError(
@@ -93,42 +100,52 @@ def from_lerobot(
     present = [camera for camera in config.cameras if camera in batch]
     if not present:
         raise InputError(f"no camera image is given; at least one of {', '.join(config.cameras)} is needed")
-    shape = (size, 3, config.vision.image_size, config.vision.image_size)
-    images = [_lerobot_image(batch[camera], camera, size, config, device) for camera in present]
-    images += [torch.full(shape, -1.0, device=device)] * (len(config.cameras) - len(present))
+    edge = config.vision.image_size
+    images = torch.empty(size, len(config.cameras), 3, edge, edge, dtype=torch.float32, device=device)
+    for c, camera in enumerate(present):
+        pixels = _lerobot_image(batch[camera].detach(), camera, size, device, checks)
+        preprocess(pixels, edge, out=images[:, c])
+    if len(present) < len(config.cameras):
+        images[:, len(present) :] = -1.0
     mask = torch.zeros(size, len(config.cameras), dtype=torch.bool)
     mask[:, : len(present)] = True
-    state = batch.get(STATE)
+    state = small.get(STATE)
     return Inputs(
-        images=torch.stack(images, dim=1),
+        images=images,
         camera_mask=mask,
         tokens=tokens,
         token_mask=token_mask,
         state=torch.zeros(size, config.max_state_dim) if state is None else _state(state, size, config),
-        noise=checked_noise(batch.get(NOISE, noise), size, config),
+        noise=checked_noise(small.get(NOISE, noise), size, config),
     )
 
 
+def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``tensors`` on the CPU; those that lie on a GPU are waited for together."""
+    brought = {name: tensor.to(CPU, non_blocking=True) for name, tensor in tensors.items()}
+    for device in {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()
+    return brought
+
+
 def _lerobot_image(
-    image: torch.Tensor, camera: str, batch: int, config: PiConfig, device: torch.device
+    image: torch.Tensor, camera: str, batch: int, device: torch.device, checks: Checks | None
 ) -> torch.Tensor:
     usable = image.ndim == 4 and 0 not in image.shape and 3 in (image.shape[1], image.shape[-1])
     if not usable or image.shape[0] != batch:
         raise InputError(f"{camera} has shape {list(image.shape)}; give [{batch}, 3, height, width]")
-    pixels = unit_range(image, camera, device)
-    if image.shape[1] != 3:
-        pixels = pixels.permute(0, 3, 1, 2)
-    return preprocess(pixels, config.vision.image_size)
+    pixels = unit_range(image, camera, device, checks)
+    return pixels if image.shape[1] == 3 else pixels.permute(0, 3, 1, 2)
 
 
 def _state(state: torch.Tensor, batch: int, config: PiConfig) -> torch.Tensor:
-    state = state.detach().cpu().to(torch.float32)
+    state = state.detach().to(torch.float32)
     known = config.state_dim < config.max_state_dim  # otherwise lerobot wrote the padded length, whatever the robot's
     lengths = (config.state_dim, config.max_state_dim) if known else range(config.max_state_dim + 1)
     if state.ndim != 2 or state.shape[0] != batch or state.shape[1] not in lengths:
         also = f" or, padded, [{batch}, {config.max_state_dim}]" if known else " or fewer numbers"
         raise InputError(f"{STATE} has shape {list(state.shape)}; give [{batch}, {config.state_dim}]{also}")
-    if not torch.isfinite(state).all():
+    if not finite(state):
         raise InputError(f"{STATE} holds NaN or infinite values")
     return torch.nn.functional.pad(state, (0, config.max_state_dim - state.shape[1]))
 
@@ -141,9 +158,18 @@ def checked_noise(noise: Any, batch: int, config: PiConfig) -> torch.Tensor:
     """
     shape = (batch, config.chunk_size, config.max_action_dim)
     values = float_tensor(noise, "noise")
-    if values.shape != shape or not torch.isfinite(values).all():
+    if values.shape != shape or not finite(values):
         raise InputError(f"noise should be finite numbers of shape {list(shape)}; it has shape {list(values.shape)}")
     return values
+
+
+def finite(values: torch.Tensor) -> bool:
+    """Whether there is neither NaN nor an infinite value in a tensor on the host.
+
+    >>> finite(torch.tensor([1.0, -2.0])), finite(torch.tensor([float("nan"), 1.0])), finite(torch.zeros(0))
+    (True, False, True)
+    """
+    return values.numel() == 0 or all(math.isfinite(bound.item()) for bound in torch.aminmax(values))
 
 
 def float_tensor(value: Any, what: str) -> torch.Tensor:
@@ -170,7 +196,7 @@ def check_tokens(tokens: torch.Tensor, mask: torch.Tensor, config: PiConfig) -> 
             f"token ids span {low}..{high}; the vocabulary has ids 0..{config.vocab_size - 1}. "
             "Is the tokenizer that of this checkpoint?"
         )
-    longest = int(mask.sum(1).max())
+    longest = int(mask.sum(1).max()) if mask.shape[1] > config.tokenizer_max_length else 0
     if longest > config.tokenizer_max_length:
         raise InputError(
             f"a prompt of {longest} tokens; this checkpoint takes {config.tokenizer_max_length} "
@@ -179,15 +205,21 @@ def check_tokens(tokens: torch.Tensor, mask: torch.Tensor, config: PiConfig) -> 
 
 
 def camera_images(
-    observations: Sequence[Observation], config: PiConfig, rename: Mapping[str, str], device: torch.device = CPU
+    observations: Sequence[Observation],
+    config: PiConfig,
+    rename: Mapping[str, str],
+    device: torch.device = CPU,
+    checks: Checks | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images, on ``device``, and camera mask of a batch of observations, as :class:`Inputs` holds them.
+    """Images, on ``device``, and camera mask of a batch of observations, as :class:`Inputs` holds them. ``checks``
+    makes those of the images' values; None makes them now.
 
     Raises:
         InputError: an unknown camera, none given, or an image that cannot be used.
     """
     size = config.vision.image_size
-    images = torch.full((len(observations), len(config.cameras), 3, size, size), -1.0, device=device)
+    shape = (len(observations), len(config.cameras), 3, size, size)
+    images = torch.empty(shape, dtype=torch.float32, device=device)
     mask = torch.zeros(len(observations), len(config.cameras), dtype=torch.bool)
     by_name = {name: i for i, camera in enumerate(config.cameras) for name in (camera, camera.rpartition(".")[2])}
     for b, observation in enumerate(observations):
@@ -199,8 +231,10 @@ def camera_images(
             c = by_name[name]
             if mask[b, c]:
                 raise InputError(f"camera {config.cameras[c]} is given twice")
-            images[b, c] = preprocess(to_chw(image, name, device)[None], size)[0]
+            preprocess(to_chw(image, name, device, checks)[None], size, out=images[b : b + 1, c])
             mask[b, c] = True
         if not mask[b].any():
             raise InputError("an observation without any camera image; give at least one")
+    for b, c in (~mask).nonzero().tolist():
+        images[b, c] = -1.0
     return images, mask

@@ -10,8 +10,17 @@ import torch
 from phyai.errors import CheckpointError, InputError
 
 from phyai_models.pi.config import ACTION, STATE, PiConfig
-from phyai_models.pi.inputs import Inputs, Observation, camera_images, check_tokens, checked_noise, float_tensor
+from phyai_models.pi.inputs import (
+    Inputs,
+    Observation,
+    camera_images,
+    check_tokens,
+    checked_noise,
+    finite,
+    float_tensor,
+)
 from phyai_models.processors.actions import absolute_mask, to_absolute
+from phyai_models.processors.checks import Checks
 from phyai_models.processors.images import CPU
 from phyai_models.processors.lerobot import POSTPROCESSOR, PREPROCESSOR, ProcessorFile
 from phyai_models.processors.normalization import Normalizer
@@ -31,8 +40,11 @@ class Processor:
         self.device = device
         self.truncate_prompt = truncate_prompt
 
-    def inputs(self, observations: Sequence[Observation], noise: torch.Tensor) -> Inputs:
-        """A batch of observations as the model takes it; ``noise`` stands in where an observation has none.
+    def inputs(
+        self, observations: Sequence[Observation], noise: torch.Tensor, checks: Checks | None = None
+    ) -> Inputs:
+        """A batch of observations as the model takes it; ``noise`` stands in where an observation has none. ``checks``
+        makes those of the images' values; None makes them now.
 
         Raises:
             InputError: an observation does not fit the model.
@@ -40,7 +52,7 @@ class Processor:
         """
         if not observations:
             raise InputError("no observation is given")
-        images, camera_mask = camera_images(observations, self.config, self._rename, self.device)
+        images, camera_mask = camera_images(observations, self.config, self._rename, self.device, checks)
         states = torch.stack([self._state(o) for o in observations])
         normalized = self.state_normalizer.normalize(states)
         tokens, token_mask = self._tokens([o.instruction for o in observations], normalized)
@@ -114,7 +126,7 @@ class Processor:
             raise InputError(
                 f"the state has shape {list(state.shape)}; this robot's has {self.config.state_dim} numbers"
             )
-        if not torch.isfinite(state).all():
+        if not finite(state):
             raise InputError("the state holds NaN or infinite values")
         return state
 

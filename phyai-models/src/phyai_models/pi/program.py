@@ -13,6 +13,8 @@ from phyai_models.pi.layout import Layout, make_layout
 from phyai_models.pi.model import PiModel
 from phyai_models.runner import Mirror, Recording
 
+#: What every request brings anew ends with this one; what follows from its lengths comes behind.
+LAST_OF_REQUEST = "noise"
 METADATA = ("cu_seqlens_q", "kv_indptr", "kv_indices", "last_page_len")
 
 
@@ -30,27 +32,23 @@ class Program:
         batch, suffix = shape.batch, sum(model.segments)
         rows = batch * (shape.cameras * config.vision.patches + shape.prompt)
         requests = batch * len(model.segments)
-        self._index = Mirror(
+        tokens, whole, narrow = (batch * shape.prompt,), torch.int64, torch.int32
+        self._small = Mirror(
             {
-                "token_ids": (batch * shape.prompt,), "gather": (rows,),
-                "prefix.positions": (rows,), "prefix.slots": (rows,),
-                "suffix.positions": (batch * suffix,), "suffix.slots": (batch * suffix,),
+                "token_ids": (whole, *tokens),
+                "state": (torch.float32, batch, config.max_state_dim),
+                LAST_OF_REQUEST: (torch.float32, batch, config.chunk_size, config.max_action_dim),
+                "gather": (whole, rows), "prefix.positions": (whole, rows), "prefix.slots": (whole, rows),
+                "suffix.positions": (whole, batch * suffix), "suffix.slots": (whole, batch * suffix),
+                **{
+                    f"{part}.{name}": (narrow, n + (name in ("cu_seqlens_q", "kv_indptr")))
+                    for part, n in (("prefix", batch), ("suffix", requests)) for name in METADATA
+                },
             },
-            torch.int64, device,
-        )  # fmt: skip
-        self._metadata = Mirror(
-            {
-                f"{part}.{name}": (n + (name in ("cu_seqlens_q", "kv_indptr")),)
-                for part, n in (("prefix", batch), ("suffix", requests)) for name in METADATA
-            },
-            torch.int32, device,
-        )  # fmt: skip
-        self._sample = Mirror(
-            {"state": (batch, config.max_state_dim), "noise": (batch, config.chunk_size, config.max_action_dim)},
-            torch.float32, device,
+            device,
         )  # fmt: skip
         size = config.vision.image_size
-        self._images = Mirror({"images": (batch, shape.cameras, 3, size, size)}, torch.float32, device)
+        self._images = torch.zeros(batch, shape.cameras, 3, size, size, dtype=torch.float32, device=device)
         self.actions = torch.zeros(batch, config.chunk_size, config.max_action_dim, device=device)
         self.prefix, self.suffix = (self._tokens(part) for part in ("prefix", "suffix"))
         self.recording: Recording | None = None
@@ -67,7 +65,7 @@ class Program:
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers on the device."""
-        return sum(m.nbytes for m in (self._index, self._metadata, self._sample, self._images)) + self.actions.nbytes
+        return self._small.nbytes + self._images.nbytes + self.actions.nbytes
 
     def compute(self) -> None:
         """One inference, launched kernel by kernel."""
@@ -82,19 +80,19 @@ class Program:
         """
         if self._uploaded is not None:
             self._uploaded.synchronize()  # the buffers on the host may still be on their way
+        before = self._filling
         filling, lengths = self._arranged(inputs)
-        self._index.host["token_ids"].copy_(filling.tokens(inputs.tokens).flatten())
-        direct = inputs.images.device.type != "cpu"
-        filling.images(inputs.images, (self._images.device if direct else self._images.host)["images"])
+        small = self._small.host
+        small["token_ids"].view(self.shape.batch, -1).copy_(filling.tokens(inputs.tokens))
         sample = {"state": inputs.state, "noise": inputs.noise}
         for name, value in sample.items():
             if value.device.type == "cpu":
-                self._sample.host[name].copy_(value)
-        for mirror in (self._index, self._metadata, self._sample, *(() if direct else (self._images,))):
-            mirror.upload()
+                small[name].copy_(value)
+        self._small.upload(LAST_OF_REQUEST if filling is before else None)
         for name, value in sample.items():
             if value.device.type != "cpu":
-                self._sample.device[name].copy_(value)
+                self._small.device[name].copy_(value)
+        filling.images(self._there(inputs.images), self._images)
         if self._uploaded is not None:
             self._uploaded.record()
         if self.recording is not None and (replan or lengths != self._lengths):
@@ -102,16 +100,27 @@ class Program:
                 tokens.replan() if self.recording.captured else tokens.forget_plans()
         self._filling, self._lengths = filling, lengths
 
+    def serves(self, inputs: Inputs, steps: int) -> bool:
+        """Whether this is the program of ``inputs`` because it was that of the last request, under the same masks."""
+        return self._filling is not None and self.shape.steps == steps and self._filling.serves(inputs)
+
     def forget_plans(self) -> None:
         """Other kernels may be chosen at the next call."""
         self.prefix.forget_plans()
         self.suffix.forget_plans()
 
     def _tokens(self, part: str) -> Tokens:
-        index, metadata = self._index.device, self._metadata.device
-        return Tokens(
-            index[f"{part}.positions"], index[f"{part}.slots"], {n: metadata[f"{part}.{n}"] for n in METADATA}
-        )
+        small = self._small.device
+        metadata = {name: small[f"{part}.{name}"] for name in METADATA}
+        return Tokens(small[f"{part}.positions"], small[f"{part}.slots"], metadata)
+
+    def _there(self, images: torch.Tensor) -> torch.Tensor:
+        """``images`` on the device. Nobody may wait for this request, so that the caller's own memory is done with
+        when this returns."""
+        device = self._images.device
+        if device.type == "cpu" or images.device.type != "cpu":
+            return images.to(device)
+        return torch.empty_like(images, pin_memory=True).copy_(images).to(device, non_blocking=True)
 
     def _arranged(self, inputs: Inputs) -> tuple[Filling, list[int]]:
         """How ``inputs`` fill the buffers, and their valid prefix tokens. Under the masks of the last request, as a
@@ -129,24 +138,24 @@ class Program:
         return filling, layout.prefix.metadata["last_page_len"].tolist()
 
     def _write(self, layout: Layout) -> None:
-        index, metadata = self._index.host, self._metadata.host
-        index["gather"].copy_(layout.gather)
+        small = self._small.host
+        small["gather"].copy_(layout.gather)
         for part, tokens in (("prefix", layout.prefix), ("suffix", layout.suffix)):
-            index[f"{part}.positions"].copy_(tokens.positions)
-            index[f"{part}.slots"].copy_(tokens.slots)
+            small[f"{part}.positions"].copy_(tokens.positions)
+            small[f"{part}.slots"].copy_(tokens.slots)
             for name in METADATA:
-                metadata[f"{part}.{name}"].copy_(tokens.metadata[name])
+                small[f"{part}.{name}"].copy_(tokens.metadata[name])
 
     # The stages
 
     def _vision(self) -> None:
-        self._patches = self.model.embed_images(self._images.device["images"].flatten(0, 1))
+        self._patches = self.model.embed_images(self._images.flatten(0, 1))
 
     def _fill(self) -> None:
-        text = self.model.embed_tokens(self._index.device["token_ids"])
-        rows = torch.cat([self._patches.to(text.dtype), text]).index_select(0, self._index.device["gather"])
+        text = self.model.embed_tokens(self._small.device["token_ids"])
+        rows = torch.cat([self._patches.to(text.dtype), text]).index_select(0, self._small.device["gather"])
         self.model.fill(rows, self.prefix, self.cache)
 
     def _expert(self) -> None:
-        sample, steps = self._sample.device, self.shape.steps
+        sample, steps = self._small.device, self.shape.steps
         self.actions.copy_(self.model.sample(sample["noise"], sample["state"], steps, self.suffix, self.cache))

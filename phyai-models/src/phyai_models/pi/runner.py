@@ -16,6 +16,7 @@ from phyai_models.pi.inputs import Inputs
 from phyai_models.pi.layout import Layout, make_layout
 from phyai_models.pi.model import PiModel
 from phyai_models.pi.program import Program
+from phyai_models.processors.checks import Checks
 from phyai_models.runner import MemoryReport, Warmer, bucket_of, buckets_up_to, memory_errors
 
 RECORD_LESS = "use fewer or smaller graphs (RuntimeConfig.max_graphs, prompt_buckets, max_batch)"
@@ -58,8 +59,16 @@ class Runner:
             drop_masked=self.model.savings.drop_masked,
         )
 
-    def __call__(self, inputs: Inputs, steps: int, stages: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        """Actions ``[B, chunk_size, max_action_dim]``, float32, on the CPU.
+    def __call__(
+        self,
+        inputs: Inputs,
+        steps: int,
+        stages: dict[str, torch.Tensor] | None = None,
+        *,
+        checks: Checks | None = None,
+    ) -> torch.Tensor:
+        """Actions ``[B, chunk_size, max_action_dim]``, float32, on the CPU. ``checks`` are made while a GPU computes
+        them.
 
         ``stages``, when given, receives what every stage computed, float32, under the names
         ``vision.camN``, ``prefix.embeds``, ``prefix.pad_mask``, ``stepNN.x`` and ``stepNN.v``; then the batch is
@@ -67,10 +76,16 @@ class Runner:
 
         Raises:
             InputError: the batch is larger than the runtime configuration allows, or has no recording and may not
-                have one.
+                have one; or a check failed.
             DeviceMemoryError: the device's memory does not suffice.
         """
-        return self.run(inputs, steps, stages).to("cpu", torch.float32)
+        actions = self.run(inputs, steps, stages)
+        answer = actions.to("cpu", torch.float32, non_blocking=True)
+        if checks is not None:
+            checks.make()
+        if actions.device.type == "cuda":
+            torch.cuda.current_stream(actions.device).synchronize()
+        return answer.clone()  # neither what the next call overwrites nor pinned memory is for the caller to keep
 
     @torch.no_grad()
     def run(self, inputs: Inputs, steps: int, stages: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
@@ -85,7 +100,7 @@ class Runner:
             shape = Shape(inputs.batch, *needs(inputs, drop_masked=self.model.savings.drop_masked), steps)
             with self._memory_errors(f"a request of {shape}", shape, "ask for fewer requests at once"):
                 return self._eager(inputs, steps, stages)
-        program = self.program(inputs, steps)
+        program = self._program(inputs, steps)
         program.load(inputs, replan=program is not self._last)
         self._last = program
         assert program.recording is not None
@@ -97,8 +112,14 @@ class Runner:
     @torch.no_grad()
     def program(self, inputs: Inputs, steps: int) -> Program:
         """The recording that serves ``inputs``, made now if there is none."""
+        return self._program(inputs, steps)
+
+    def _program(self, inputs: Inputs, steps: int) -> Program:
         if not self.warmer.current():
             self._drop_programs()
+        if self._last is not None and self._last.serves(inputs, steps):
+            self._programs.move_to_end(self._last.shape)
+            return self._last
         shape = self.shape(inputs, steps)
         if shape not in self._programs and not self.runtime.new_graphs:
             if not self._programs:  # the policy was replaced

@@ -12,14 +12,18 @@ import torch
 import torch.nn.functional as F
 from phyai.errors import InputError
 
+from phyai_models.processors.checks import Checks
+
 CPU = torch.device("cpu")
+_BRIGHTEST = torch.tensor(255.0, dtype=torch.float32, device=CPU)
+_MINUS_ONE = torch.tensor(-1.0, dtype=torch.float32, device=CPU)
 
 
-def to_chw(image: Any, camera: str, device: torch.device = CPU) -> torch.Tensor:
+def to_chw(image: Any, camera: str, device: torch.device = CPU, checks: Checks | None = None) -> torch.Tensor:
     """One image as float32 ``[3, H, W]`` in [0, 1], on ``device``.
 
     ``image`` is a NumPy array, a torch tensor or a PIL image; ``[H, W, 3]`` or ``[3, H, W]``; uint8 in 0..255
-    or floating point in [0, 1]. ``camera`` names it in errors.
+    or floating point in [0, 1]. ``camera`` names it in errors. ``checks`` makes those of values; None makes them now.
 
     >>> to_chw(np.full((2, 4, 3), 255, np.uint8), "wrist").shape
     torch.Size([3, 2, 4])
@@ -38,7 +42,7 @@ def to_chw(image: Any, camera: str, device: torch.device = CPU) -> torch.Tensor:
         raise InputError(
             f"{camera}: an image of shape {list(tensor.shape)}, where {why}; give RGB as [height, width, 3]"
         )
-    pixels = unit_range(tensor, camera, device)
+    pixels = unit_range(tensor, camera, device, checks)
     return pixels if first else pixels.permute(2, 0, 1)
 
 
@@ -55,32 +59,40 @@ def _tensor(image: Any, camera: str) -> torch.Tensor:
         ) from None
 
 
-def unit_range(image: torch.Tensor, camera: str, device: torch.device = CPU) -> torch.Tensor:
+def unit_range(
+    image: torch.Tensor, camera: str, device: torch.device = CPU, checks: Checks | None = None
+) -> torch.Tensor:
     """uint8 in 0..255, or floating point in [0, 1], as float32 in [0, 1], on ``device``, in the same order of
-    dimensions.
+    dimensions. ``checks`` makes those of values; None makes them now.
 
     Raises:
         InputError: another dtype, or values outside [0, 1].
     """
     if image.dtype == torch.uint8:
-        return upload(image, device).to(torch.float32) / 255.0
+        return torch.div(upload(image, device), _BRIGHTEST)
     if not image.is_floating_point():
         raise InputError(f"{camera}: pixels of dtype {image.dtype}; give uint8, or floating point in [0, 1]")
-    image = image.to(torch.float32)
-    low, high = (bound.item() for bound in torch.aminmax(image))
-    if not (low >= -1e-4 and high <= 1 + 1e-4):  # also false for NaN
-        raise InputError(
-            f"{camera}: floating-point pixels span [{low:.4g}, {high:.4g}]; give [0, 1] (divide by 255), or uint8"
-        )
+
+    def judge(low: float, high: float) -> None:
+        if not (low >= -1e-4 and high <= 1 + 1e-4):  # also false for NaN
+            raise InputError(
+                f"{camera}: floating-point pixels span [{low:.4g}, {high:.4g}]; give [0, 1] (divide by 255), or uint8"
+            )
+
+    image = staged(image.to(torch.float32), device)  # what is judged is what is sent, whatever becomes of the caller's
+    (checks or Checks(CPU)).bounds(image, judge)
     return upload(image, device)
+
+
+def staged(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``tensor`` where it can be sent to ``device`` without waiting: on the host, for a GPU, in pinned memory."""
+    return tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
 
 
 def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """``tensor`` on ``device``; from the host to a GPU through pinned memory, without waiting for it. A copy to the
     host is waited for: what is read there must have arrived."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    return staged(tensor, device).to(device, non_blocking=device.type == "cuda")
 
 
 def resize_with_pad(images: torch.Tensor, size: int) -> torch.Tensor:
@@ -106,6 +118,7 @@ def resize_with_pad(images: torch.Tensor, size: int) -> torch.Tensor:
     return F.pad(images, (left, left + rest_w, top, top + rest_h))
 
 
-def preprocess(images: torch.Tensor, size: int) -> torch.Tensor:
-    """``[B, 3, H, W]`` in [0, 1] to ``[B, 3, size, size]`` in [-1, 1], as SigLIP takes it."""
-    return resize_with_pad(images, size) * 2.0 - 1.0
+def preprocess(images: torch.Tensor, size: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """``[B, 3, H, W]`` in [0, 1] to ``[B, 3, size, size]`` in [-1, 1], as SigLIP takes it; written to ``out`` where
+    that is given."""
+    return torch.add(_MINUS_ONE, resize_with_pad(images, size), alpha=2.0, out=out)  # 2x is exact: one rounding, not two
