@@ -40,9 +40,7 @@ class Processor:
         self.device = device
         self.truncate_prompt = truncate_prompt
 
-    def inputs(
-        self, observations: Sequence[Observation], noise: torch.Tensor, checks: Checks | None = None
-    ) -> Inputs:
+    def inputs(self, observations: Sequence[Observation], noise: torch.Tensor, checks: Checks | None = None) -> Inputs:
         """A batch of observations as the model takes it; ``noise`` stands in where an observation has none. ``checks``
         makes those of the images' values; None makes them now.
 

@@ -121,4 +121,5 @@ def resize_with_pad(images: torch.Tensor, size: int) -> torch.Tensor:
 def preprocess(images: torch.Tensor, size: int, out: torch.Tensor | None = None) -> torch.Tensor:
     """``[B, 3, H, W]`` in [0, 1] to ``[B, 3, size, size]`` in [-1, 1], as SigLIP takes it; written to ``out`` where
     that is given."""
-    return torch.add(_MINUS_ONE, resize_with_pad(images, size), alpha=2.0, out=out)  # 2x is exact: one rounding, not two
+    resized = resize_with_pad(images, size)
+    return torch.add(_MINUS_ONE, resized, alpha=2.0, out=out)  # doubling is exact: one rounding, as of 2x - 1

@@ -31,9 +31,7 @@ class Mirror:
         self._upto = {name: (self._host[:end], self._device[:end]) for name, (_, end) in spans.items()}
 
         def views(flat: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {
-                name: flat[slice(*spans[name])].view(dtype).view(shape) for name, (dtype, *shape) in fields.items()
-            }
+            return {name: flat[slice(*spans[name])].view(dtype).view(shape) for name, (dtype, *shape) in fields.items()}
 
         self.host, self.device = views(self._host), views(self._device)
 
