@@ -110,10 +110,10 @@ def test_new_weights_keep_graphs_valid(tmp_path, catalog):
         want = actions(running, batch)
     with engine(old, catalog=catalog, device="cuda", runtime=GRAPH) as running:
         first = actions(running, batch)
-        recording = next(iter(running.model.runner._programs.values())).recording
+        recording = next(iter(running.model.runner._programs.values())).rest
         running.step(NewWeights(new))
         assert relative_error(actions(running, batch), want) < 1e-5
-        assert next(iter(running.model.runner._programs.values())).recording is recording
+        assert next(iter(running.model.runner._programs.values())).rest is recording
         running.step(NewWeights(old))
         assert torch.equal(actions(running, batch), first)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from phyai_models.pi.config import PiConfig
-from phyai_models.pi.inputs import NOISE, STATE, TOKEN_MASK, TOKENS, Inputs
+from phyai_models.pi.config import STATE, PiConfig
+from phyai_models.pi.inputs import NOISE, TOKEN_MASK, TOKENS, Inputs
 from phyai_models.pi.requests import LerobotBatch
 
 

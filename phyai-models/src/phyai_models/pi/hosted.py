@@ -14,7 +14,7 @@ from phyai.errors import DeviceMemoryError, InputError
 from phyai.quant.importers import Importer
 
 from phyai_models.pi.config import PiConfig
-from phyai_models.pi.inputs import Observation, from_lerobot
+from phyai_models.pi.inputs import NOISE, Observation, lerobot_images, lerobot_inputs
 from phyai_models.pi.loading import load_model, open_source, renew, require_forms
 from phyai_models.pi.model import Savings
 from phyai_models.pi.processor import Processor
@@ -142,21 +142,25 @@ class HostedPi:
         return self.runner
 
     def _observations(self, observations: Sequence[Observation]) -> list[ActionChunk]:
-        checks = Checks(self._running.model.device)
-        inputs = self.processor.inputs(observations, self._noise(len(observations)), checks)
-        _ = self.processor.action_normalizer  # a missing file is said before the work, not after
-        chunk = self._running(inputs, self._steps(None), checks=checks)
-        return [ActionChunk(actions) for actions in self.processor.actions(chunk, observations)]
+        runner, processor = self._running, self.processor
+        checks = Checks(runner.model.device)
+        images, camera_mask = processor.images(observations, checks)
+        seen = runner.look(images, camera_mask)
+        inputs = processor.inputs(observations, images, camera_mask, self._noise(len(observations)))
+        _ = processor.action_normalizer  # a missing file is said before the work, not after
+        chunk = runner(inputs, self._steps(None), seen=seen, checks=checks)
+        return [ActionChunk(actions) for actions in processor.actions(chunk, observations)]
 
     def _batch(self, request: LerobotBatch) -> BatchResult:
-        tokens = request.tensors.get("observation.language.tokens")
-        size = tokens.shape[0] if tokens is not None and tokens.ndim else 0
-        noise = None if "noise" in request.tensors else self._noise(size)
-        device = self._running.model.device
-        checks = Checks(device)
-        inputs = from_lerobot(request.tensors, self.config, noise, device, checks)
+        runner, tensors = self._running, request.tensors
+        checks = Checks(runner.model.device)
+        images, camera_mask = lerobot_images(tensors, self.config, runner.model.device, checks)
+        seen = None if request.trace else runner.look(images, camera_mask)
+        noise = None if NOISE in tensors else self._noise(len(images))
+        inputs = lerobot_inputs(tensors, self.config, images, camera_mask, noise)
         stages: dict[str, torch.Tensor] = {}
-        chunk = self._running(inputs, self._steps(request.num_steps), stages if request.trace else None, checks=checks)
+        given = stages if request.trace else None
+        chunk = runner(inputs, self._steps(request.num_steps), given, seen=seen, checks=checks)
         return BatchResult(chunk[..., : self.config.action_dim].contiguous(), stages)
 
     @torch.no_grad()

@@ -77,6 +77,18 @@ def from_lerobot(
     Raises:
         InputError: names every entry that does not fit.
     """
+    images, camera_mask = lerobot_images(batch, config, device, checks)
+    return lerobot_inputs(batch, config, images, camera_mask, noise)
+
+
+def lerobot_images(
+    batch: Mapping[str, torch.Tensor], config: PiConfig, device: torch.device = CPU, checks: Checks | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first half of :func:`from_lerobot`: images, on ``device``, and camera mask.
+
+    Raises:
+        InputError: an entry is missing, unknown or misshapen, or an image cannot be used.
+    """
     unknown = [name for name in batch if name.startswith(f"{IMAGES}.") and name not in config.cameras]
     if unknown:
         raise InputError(
@@ -86,33 +98,47 @@ def from_lerobot(
     missing = [name for name in needed if name not in batch]
     if missing:
         raise InputError(f"the batch lacks {', '.join(missing)}")
-    small = on_host({name: batch[name] for name in (TOKENS, TOKEN_MASK, STATE, NOISE) if name in batch})
-    tokens, token_mask = small[TOKENS], small[TOKEN_MASK]
+    tokens, token_mask = batch[TOKENS], batch[TOKEN_MASK]
     usable = tokens.ndim == 2 and tokens.shape[0] > 0 and tokens.dtype in (torch.int32, torch.int64)
     if not usable or token_mask.shape != tokens.shape or token_mask.dtype != torch.bool:
         raise InputError(
             f"{TOKENS} should be int64 [batch, tokens] and {TOKEN_MASK} bool of the same shape; they are "
             f"{tokens.dtype} {list(tokens.shape)} and {token_mask.dtype} {list(token_mask.shape)}"
         )
-    tokens = tokens.to(torch.int64)
-    size = tokens.shape[0]
-    check_tokens(tokens, token_mask, config)
     present = [camera for camera in config.cameras if camera in batch]
     if not present:
         raise InputError(f"no camera image is given; at least one of {', '.join(config.cameras)} is needed")
-    edge = config.vision.image_size
+    size, edge = tokens.shape[0], config.vision.image_size
     images = torch.empty(size, len(config.cameras), 3, edge, edge, dtype=torch.float32, device=device)
     for c, camera in enumerate(present):
         pixels = _lerobot_image(batch[camera].detach(), camera, size, device, checks)
         preprocess(pixels, edge, out=images[:, c])
+    mask = torch.ones(size, len(config.cameras), dtype=torch.bool)
     if len(present) < len(config.cameras):
         images[:, len(present) :] = -1.0
-    mask = torch.zeros(size, len(config.cameras), dtype=torch.bool)
-    mask[:, : len(present)] = True
+        mask[:, len(present) :] = False
+    return images, mask
+
+
+def lerobot_inputs(
+    batch: Mapping[str, torch.Tensor],
+    config: PiConfig,
+    images: torch.Tensor,
+    camera_mask: torch.Tensor,
+    noise: torch.Tensor | None,
+) -> Inputs:
+    """The second half: what :func:`lerobot_images` gave, with everything else.
+
+    Raises:
+        InputError: tokens, state or noise cannot be used.
+    """
+    small = on_host({name: batch[name] for name in (TOKENS, TOKEN_MASK, STATE, NOISE) if name in batch})
+    tokens, token_mask, size = small[TOKENS].to(torch.int64), small[TOKEN_MASK], len(images)
+    check_tokens(tokens, token_mask, config)
     state = small.get(STATE)
     return Inputs(
         images=images,
-        camera_mask=mask,
+        camera_mask=camera_mask,
         tokens=tokens,
         token_mask=token_mask,
         state=torch.zeros(size, config.max_state_dim) if state is None else _state(state, size, config),

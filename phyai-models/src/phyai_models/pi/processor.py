@@ -40,17 +40,33 @@ class Processor:
         self.device = device
         self.truncate_prompt = truncate_prompt
 
-    def inputs(self, observations: Sequence[Observation], noise: torch.Tensor, checks: Checks | None = None) -> Inputs:
-        """A batch of observations as the model takes it; ``noise`` stands in where an observation has none. ``checks``
-        makes those of the images' values; None makes them now.
+    def images(
+        self, observations: Sequence[Observation], checks: Checks | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images, on the processor's device, and camera mask of a batch of observations. ``checks`` makes those of the
+        images' values; None makes them now.
+
+        Raises:
+            InputError: an unknown camera, none given, or an image that cannot be used.
+        """
+        if not observations:
+            raise InputError("no observation is given")
+        return camera_images(observations, self.config, self._rename, self.device, checks)
+
+    def inputs(
+        self,
+        observations: Sequence[Observation],
+        images: torch.Tensor,
+        camera_mask: torch.Tensor,
+        noise: torch.Tensor,
+    ) -> Inputs:
+        """A batch of observations, whose :meth:`images` are given, as the model takes it; ``noise`` stands in where an
+        observation has none.
 
         Raises:
             InputError: an observation does not fit the model.
             CheckpointError: the tokenizer or the statistics are missing.
         """
-        if not observations:
-            raise InputError("no observation is given")
-        images, camera_mask = camera_images(observations, self.config, self._rename, self.device, checks)
         states = torch.stack([self._state(o) for o in observations])
         normalized = self.state_normalizer.normalize(states)
         tokens, token_mask = self._tokens([o.instruction for o in observations], normalized)
