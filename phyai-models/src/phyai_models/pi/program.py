@@ -169,10 +169,10 @@ class Program:
 
     def _fill(self) -> None:
         small = self._small.device
-        text = self.model.embed_tokens(small["tokens"].view(-1))
-        first, end = self.vision.rows, self.vision.rows + len(text)
-        self.vision.embeddings[first:end].copy_(text)
-        self.model.fill(self.vision.embeddings[:end].index_select(0, small["gather"]), self.prefix, self.cache)
+        ids, images = small["tokens"].view(-1), self.vision.rows
+        embeddings = self.vision.embeddings[: images + len(ids)]
+        self.model.embed_tokens(ids, embeddings[images:])
+        self.model.fill(embeddings.index_select(0, small["gather"]), self.prefix, self.cache)
 
     def _expert(self) -> None:
         small, steps = self._small.device, self.shape.steps

@@ -43,7 +43,7 @@ class VisionProgram:
 
     def compute(self) -> None:
         """The stage, launched kernel by kernel."""
-        self.embeddings[: self.rows].copy_(self.model.embed_images(self._images.flatten(0, 1)))
+        self.model.embed_images_into(self.embeddings[: self.rows], self._images.flatten(0, 1))
 
     def _there(self, images: torch.Tensor) -> torch.Tensor:
         """``images`` on the device. Nobody may wait for this request: when this returns, the caller's own memory is
