@@ -6,13 +6,13 @@ import attrs
 import pytest
 import torch
 from phyai.engine import RuntimeConfig
-from phyai.errors import DeviceMemoryError
+from phyai.errors import DeviceMemoryError, InputError
 from phyai_models.bench.tape import record_tape
 from phyai_models.bench.where import spans_of
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.hosted import DeviceBatch, LerobotBatch, NewWeights
 from phyai_models.pi.inputs import TOKEN_MASK, TOKENS, Observation, camera_images, from_lerobot
-from phyai_models.runner import memory_errors
+from phyai_models.runner import Aside, Mirror, memory_errors
 from pi_cases import (
     CASES,
     POLICIES,
@@ -214,3 +214,76 @@ def test_recordings_are_made_anew_after_all_of_them_went(tmp_path, catalog):
         first = actions(running, batch)
         running.dispatcher.replace_policy(running.dispatcher.policy)
         assert torch.equal(actions(running, batch), first)
+
+
+@pytest.mark.parametrize("place", ["cpu", "pinned", "cuda"])
+def test_pixels_out_of_range_are_refused_and_the_next_request_is_answered(place, tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch = random_batch(directory, batch=1, tokens=3)
+    camera = next(name for name in batch if "images" in name)
+
+    def at(tensor):
+        return tensor.pin_memory() if place == "pinned" else tensor.to(place)
+
+    with engine(directory, catalog=catalog, device="cuda", runtime=GRAPH) as running:
+        want = actions(running, batch)
+        for value in (1.5, -0.5, float("nan")):
+            image = batch[camera].clone()
+            image[0, 1, 2, 3] = value
+            with pytest.raises(InputError, match=f"{camera}: floating-point pixels span"):
+                actions(running, {**batch, camera: at(image)})
+            assert torch.equal(actions(running, {name: at(tensor) for name, tensor in batch.items()}), want)
+
+
+@pytest.mark.parametrize("place", ["cpu", "pinned", "cuda"])
+def test_requests_that_nobody_waits_for_keep_their_own_inputs(place, tmp_path, catalog):
+    """What lies on the host is the caller's again as soon as ``step`` returns, long before the GPU has come to it."""
+    directory = random_checkpoint(tmp_path, "pi05", depth=6)
+    batches = [random_batch(directory, batch=1, tokens=tokens, seed=tokens) for tokens in (3, 4, 7, 3, 8, 2)]
+    with engine(directory, catalog=catalog, device="cuda", runtime=GRAPH) as running:
+        config = running.model.config
+        want = [actions(running, batch) for batch in batches]
+
+        def at(tensor):
+            return tensor.pin_memory() if place == "pinned" else tensor.to(place)
+
+        requests = [
+            DeviceBatch(
+                images=at(torch.stack([batch[c] for c in config.cameras], 1) * 2 - 1),
+                tokens=batch[TOKENS].clone(), token_mask=batch[TOKEN_MASK].clone(), noise=at(batch["noise"]),
+            )
+            for batch in batches
+        ]  # fmt: skip
+        torch.cuda.synchronize()
+        torch.cuda._sleep(100_000_000)  # the GPU is late, some 50 ms
+        got = []
+        for request in requests:
+            got.append(running.step(request).clone())
+            for tensor in (request.images, request.tokens, request.noise, request.token_mask):
+                tensor.zero_()
+        for one, other in zip(got, want, strict=True):
+            assert torch.equal(one[..., : config.action_dim].cpu(), other)
+
+
+def test_what_comes_before_a_name_is_copied_when_it_is_the_last():
+    mirror = Mirror({"a": (torch.int64, 4), "b": (torch.float32, 100), "c": (torch.int32, 8)}, torch.device("cuda"))
+    for tensor in mirror.host.values():
+        tensor.fill_(1)
+    mirror.upload("b")
+    assert [int(tensor.sum()) for tensor in mirror.device.values()] == [4, 100, 0]
+    mirror.upload()
+    assert [int(tensor.sum()) for tensor in mirror.device.values()] == [4, 100, 8]
+
+
+def test_work_beside_other_work_comes_behind_the_fork_and_is_waited_for():
+    aside, late = Aside(torch.device("cuda")), torch.zeros(1 << 20, device="cuda")
+    torch.cuda._sleep(20_000_000)
+    late.fill_(1)
+    aside.fork()
+    torch.cuda._sleep(20_000_000)
+    with pytest.raises(ValueError, match="halfway"), aside.beside():
+        late.mul_(3)  # would be zero, had it come before the fork
+        torch.cuda._sleep(20_000_000)
+        late.add_(1)
+        raise ValueError("halfway")
+    assert int(late.sum()) == 4 << 20

@@ -110,9 +110,8 @@ def lerobot_images(
         raise InputError(f"no camera image is given; at least one of {', '.join(config.cameras)} is needed")
     size, edge = tokens.shape[0], config.vision.image_size
     images = torch.empty(size, len(config.cameras), 3, edge, edge, dtype=torch.float32, device=device)
-    for c, camera in enumerate(present):
-        pixels = _lerobot_image(batch[camera].detach(), camera, size, device, checks)
-        preprocess(pixels, edge, out=images[:, c])
+    for camera, out in zip(present, images.unbind(1), strict=False):
+        preprocess(_lerobot_image(batch[camera].detach(), camera, size, device, checks), edge, out=out)
     mask = torch.ones(size, len(config.cameras), dtype=torch.bool)
     if len(present) < len(config.cameras):
         images[:, len(present) :] = -1.0
