@@ -281,9 +281,14 @@ def test_work_beside_other_work_comes_behind_the_fork_and_is_waited_for():
     late.fill_(1)
     aside.fork()
     torch.cuda._sleep(20_000_000)
-    with pytest.raises(ValueError, match="halfway"), aside.beside():
-        late.mul_(3)  # would be zero, had it come before the fork
-        torch.cuda._sleep(20_000_000)
-        late.add_(1)
-        raise ValueError("halfway")
+
+    def fails():
+        with aside.beside():
+            late.mul_(3)  # would be zero, had it come before the fork
+            torch.cuda._sleep(20_000_000)
+            late.add_(1)
+            raise ValueError("halfway")
+
+    with pytest.raises(ValueError, match="halfway"):
+        fails()
     assert int(late.sum()) == 4 << 20
