@@ -17,7 +17,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,8 @@ def config_of(edge: int) -> PiConfig:
 def requests_of(config: PiConfig) -> dict[str, list[Any]]:
     """Requests by case; those of one case take turns."""
     inputs = random_inputs(config, torch.Generator().manual_seed(0), batch=1, cameras=CAMERAS, prompt=PROMPT)
-    floats = in_lerobots_names(inputs, config, STEPS)
-
-    def changed(change: Callable[[str, torch.Tensor], torch.Tensor]) -> LerobotBatch:
-        return LerobotBatch({n: change(n, tensor) for n, tensor in floats.tensors.items()}, num_steps=STEPS)
-
-    shorter = changed(lambda name, tensor: torch.arange(PROMPT)[None] < PROMPT - 1 if name == TOKEN_MASK else tensor)
-    bytes_ = changed(lambda name, tensor: (tensor * 255).to(torch.uint8) if name in config.cameras else tensor)
+    floats, bytes_ = (in_lerobots_names(inputs, config, STEPS, bytes_=asked) for asked in (False, True))
+    shorter = LerobotBatch({**floats.tensors, TOKEN_MASK: torch.arange(PROMPT)[None] < PROMPT - 1}, num_steps=STEPS)
     masks = inputs.token_mask, inputs.camera_mask
     tensors = DeviceBatch(inputs.images, inputs.tokens, inputs.noise, *masks, inputs.state, STEPS)
     return {
