@@ -11,7 +11,16 @@ from phyai_models.bench.tape import record_tape
 from phyai_models.bench.where import spans_of
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.hosted import DeviceBatch, LerobotBatch, NewWeights
-from phyai_models.pi.inputs import TOKEN_MASK, TOKENS, Observation, camera_images, from_lerobot
+from phyai_models.pi.inputs import (
+    TOKEN_MASK,
+    TOKENS,
+    Observation,
+    blank_images,
+    camera_images,
+    cameras_seen,
+    from_lerobot,
+)
+from phyai_models.processors.checks import Checks
 from phyai_models.runner import Aside, Mirror, memory_errors
 from pi_cases import (
     CASES,
@@ -60,10 +69,13 @@ def test_images_are_made_ready_on_the_gpu_as_on_the_cpu(height, width):
         Observation({key: pixels[0].numpy()}, "", []),
         Observation({key: pixels[1].permute(2, 0, 1) / 255}, "", []),
     ]
-    want, _ = camera_images(seen, config, {})
-    got, mask = camera_images(seen, config, {}, torch.device("cuda"))
-    assert got.device.type == "cuda"
+    mask, given = cameras_seen(seen, config, {})
     assert mask.tolist() == [[False, True, False]] * 2
+    want, got = (blank_images(mask, config, torch.device(device)) for device in ("cpu", "cuda"))
+    for out in (want, got):
+        checks = Checks(out.device)
+        camera_images(given, out, checks)
+        checks.make()
     torch.testing.assert_close(got.cpu(), want, rtol=0, atol=1e-6)
     batch = {key: pixels, TOKENS: torch.zeros(2, 4, dtype=torch.int64), TOKEN_MASK: torch.ones(2, 4, dtype=torch.bool)}
     noise = torch.zeros(2, config.chunk_size, config.max_action_dim)

@@ -15,7 +15,7 @@ from phyai_models.pi.inputs import TOKENS, finite, from_lerobot
 from phyai_models.pi.program import Program
 from phyai_models.pi.vision_program import VisionProgram
 from phyai_models.processors.checks import Checks
-from phyai_models.processors.images import preprocess, unit_range
+from phyai_models.processors.images import place_images, preprocess
 from phyai_models.runner import Mirror
 from pi_cases import engine, random_batch, random_checkpoint, relative_error
 
@@ -206,10 +206,11 @@ def test_of_several_judgements_the_first_that_refuses_is_told():
 def test_pixels_out_of_range_are_refused_before_an_answer_is_given_out(value):
     image = torch.rand(1, 3, 4, 4)
     image[0, 1, 2, 3] = value
+    out = torch.empty(1, 1, 3, 4, 4)
     with pytest.raises(InputError, match="wrist: floating-point pixels span"):
-        unit_range(image, "wrist")
+        place_images([image], ["wrist"], out, [0], Checks(CPU))
     checks = Checks(GPU)  # the image stays on the CPU, where there may be no other device
-    unit_range(image, "wrist", CPU, checks)
+    place_images([image], ["wrist"], out, [0], checks)
     with pytest.raises(InputError, match="wrist: floating-point pixels span"):
         checks.make()
 
@@ -223,9 +224,10 @@ def test_pixels_become_what_numpy_makes_of_them():
     pixels = torch.arange(256, dtype=torch.uint8).expand(1, 3, 2, 256)[..., :2]
     every = torch.arange(256, dtype=torch.uint8).repeat(3)[:768].view(1, 3, 16, 16)
     for image in (pixels, every):
-        size = image.shape[-1]
+        out = torch.empty(1, *image.shape)
+        place_images([image], ["c"], out, [0], Checks(CPU))
         want = image.numpy().astype(np.float32) / np.float32(255) * np.float32(2) - np.float32(1)
-        np.testing.assert_array_equal(preprocess(unit_range(image, "c"), size).numpy(), want)
+        np.testing.assert_array_equal(out[0].numpy(), want)
     floats = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     out = torch.full((2, 4, 3, 16, 16), 9.0)
     preprocess(floats, 16, out=out[:, 1])

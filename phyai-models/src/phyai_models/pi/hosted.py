@@ -14,7 +14,14 @@ from phyai.errors import DeviceMemoryError, InputError
 from phyai.quant.importers import Importer
 
 from phyai_models.pi.config import PiConfig
-from phyai_models.pi.inputs import NOISE, Observation, lerobot_images, lerobot_inputs
+from phyai_models.pi.inputs import (
+    NOISE,
+    Observation,
+    camera_images,
+    lerobot_cameras,
+    lerobot_images,
+    lerobot_inputs,
+)
 from phyai_models.pi.loading import load_model, open_source, renew, require_forms
 from phyai_models.pi.model import Savings
 from phyai_models.pi.processor import Processor
@@ -91,7 +98,7 @@ class HostedPi:
             self.config,
             runtime,
         )
-        self.processor = Processor(directory, self.config, truncate_prompt=args.truncate_prompt, device=device)
+        self.processor = Processor(directory, self.config, truncate_prompt=args.truncate_prompt)
         self._generator = torch.Generator()
         if args.seed is None:
             self._generator.seed()
@@ -144,7 +151,9 @@ class HostedPi:
     def _observations(self, observations: Sequence[Observation]) -> list[ActionChunk]:
         runner, processor = self._running, self.processor
         checks = Checks(runner.model.device)
-        images, camera_mask = processor.images(observations, checks)
+        camera_mask, given = processor.cameras(observations)
+        images = runner.images(camera_mask)
+        camera_images(given, images, checks)
         seen = runner.look(images, camera_mask)
         inputs = processor.inputs(observations, images, camera_mask, self._noise(len(observations)))
         _ = processor.action_normalizer  # a missing file is said before the work, not after
@@ -153,15 +162,17 @@ class HostedPi:
 
     def _batch(self, request: LerobotBatch) -> BatchResult:
         runner, tensors = self._running, request.tensors
-        checks = Checks(runner.model.device)
-        images, camera_mask = lerobot_images(tensors, self.config, runner.model.device, checks)
+        checks, camera_mask = Checks(runner.model.device), lerobot_cameras(tensors, self.config)
+        images = runner.images(camera_mask)
+        lerobot_images(tensors, self.config, images, checks)
         seen = None if request.trace else runner.look(images, camera_mask)
         noise = None if NOISE in tensors else self._noise(len(images))
         inputs = lerobot_inputs(tensors, self.config, images, camera_mask, noise)
         stages: dict[str, torch.Tensor] = {}
         given = stages if request.trace else None
         chunk = runner(inputs, self._steps(request.num_steps), given, seen=seen, checks=checks)
-        return BatchResult(chunk[..., : self.config.action_dim].contiguous(), stages)
+        whole = self.config.action_dim == chunk.shape[-1]
+        return BatchResult(chunk if whole else chunk[..., : self.config.action_dim].contiguous(), stages)
 
     @torch.no_grad()
     def _renew(self, request: NewWeights) -> None:

@@ -16,7 +16,7 @@ from phyai.errors import InputError
 
 from phyai_models.pi.config import IMAGES, STATE, PiConfig
 from phyai_models.processors.checks import Checks
-from phyai_models.processors.images import CPU, preprocess, to_chw, unit_range
+from phyai_models.processors.images import CPU, place_images, to_chw
 
 TOKENS = "observation.language.tokens"
 TOKEN_MASK = "observation.language.attention_mask"
@@ -62,32 +62,36 @@ class Inputs:
 
 
 def from_lerobot(
-    batch: Mapping[str, torch.Tensor],
-    config: PiConfig,
-    noise: torch.Tensor | None = None,
-    device: torch.device = CPU,
-    checks: Checks | None = None,
+    batch: Mapping[str, torch.Tensor], config: PiConfig, noise: torch.Tensor | None = None, device: torch.device = CPU
 ) -> Inputs:
     """A batch as lerobot's policy takes it: images in [0, 1], normalized state, tokens with their mask.
 
     Cameras that the batch lacks are missing for all its requests, and come after the others, as lerobot
     orders them. ``noise`` stands in when the batch has none. What is neither of these nor a camera is not read.
-    Images are made ready on ``device``. ``checks`` makes those of the images' values; None makes them now.
+    Images are made ready on ``device``.
 
     Raises:
         InputError: names every entry that does not fit.
     """
-    images, camera_mask = lerobot_images(batch, config, device, checks)
-    return lerobot_inputs(batch, config, images, camera_mask, noise)
+    checks, camera_mask = Checks(device), lerobot_cameras(batch, config)
+    images = blank_images(camera_mask, config, device)
+    lerobot_images(batch, config, images, checks)
+    inputs = lerobot_inputs(batch, config, images, camera_mask, noise)
+    checks.make()
+    return inputs
 
 
-def lerobot_images(
-    batch: Mapping[str, torch.Tensor], config: PiConfig, device: torch.device = CPU, checks: Checks | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first half of :func:`from_lerobot`: images, on ``device``, and camera mask.
+def blank_images(camera_mask: torch.Tensor, config: PiConfig, device: torch.device) -> torch.Tensor:
+    """Memory for the images of :class:`Inputs`."""
+    size = config.vision.image_size
+    return torch.empty(*camera_mask.shape, 3, size, size, dtype=torch.float32, device=device)
+
+
+def lerobot_cameras(batch: Mapping[str, torch.Tensor], config: PiConfig) -> torch.Tensor:
+    """The first part of :func:`from_lerobot`: the camera mask.
 
     Raises:
-        InputError: an entry is missing, unknown or misshapen, or an image cannot be used.
+        InputError: an entry is missing, unknown or misshapen.
     """
     unknown = [name for name in batch if name.startswith(f"{IMAGES}.") and name not in config.cameras]
     if unknown:
@@ -105,18 +109,25 @@ def lerobot_images(
             f"{TOKENS} should be int64 [batch, tokens] and {TOKEN_MASK} bool of the same shape; they are "
             f"{tokens.dtype} {list(tokens.shape)} and {token_mask.dtype} {list(token_mask.shape)}"
         )
-    present = [camera for camera in config.cameras if camera in batch]
+    present = sum(camera in batch for camera in config.cameras)
     if not present:
         raise InputError(f"no camera image is given; at least one of {', '.join(config.cameras)} is needed")
-    size, edge = tokens.shape[0], config.vision.image_size
-    images = torch.empty(size, len(config.cameras), 3, edge, edge, dtype=torch.float32, device=device)
-    for camera, out in zip(present, images.unbind(1), strict=False):
-        preprocess(_lerobot_image(batch[camera].detach(), camera, size, device, checks), edge, out=out)
-    mask = torch.ones(size, len(config.cameras), dtype=torch.bool)
-    if len(present) < len(config.cameras):
-        images[:, len(present) :] = -1.0
-        mask[:, len(present) :] = False
-    return images, mask
+    mask = torch.ones(tokens.shape[0], len(config.cameras), dtype=torch.bool)
+    if present < len(config.cameras):
+        mask[:, present:] = False
+    return mask
+
+
+def lerobot_images(batch: Mapping[str, torch.Tensor], config: PiConfig, out: torch.Tensor, checks: Checks) -> None:
+    """The second: its images, written to ``out [B, C, 3, S, S]``, in memory that lies where the model does. ``checks``
+    makes those of their values.
+
+    Raises:
+        InputError: an image cannot be used.
+    """
+    present = [camera for camera in config.cameras if camera in batch]
+    images = [_lerobot_image(batch[camera], camera, len(out)) for camera in present]
+    place_images(images, present, out.transpose(0, 1), range(len(present)), checks)
 
 
 def lerobot_inputs(
@@ -126,7 +137,7 @@ def lerobot_inputs(
     camera_mask: torch.Tensor,
     noise: torch.Tensor | None,
 ) -> Inputs:
-    """The second half: what :func:`lerobot_images` gave, with everything else.
+    """The last: ``images`` and ``camera_mask``, which are there already, with everything else.
 
     Raises:
         InputError: tokens, state or noise cannot be used.
@@ -153,14 +164,11 @@ def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return brought
 
 
-def _lerobot_image(
-    image: torch.Tensor, camera: str, batch: int, device: torch.device, checks: Checks | None
-) -> torch.Tensor:
+def _lerobot_image(image: torch.Tensor, camera: str, batch: int) -> torch.Tensor:
     usable = image.ndim == 4 and 0 not in image.shape and 3 in (image.shape[1], image.shape[-1])
     if not usable or image.shape[0] != batch:
         raise InputError(f"{camera} has shape {list(image.shape)}; give [{batch}, 3, height, width]")
-    pixels = unit_range(image, camera, device, checks)
-    return pixels if image.shape[1] == 3 else pixels.permute(0, 3, 1, 2)
+    return image if image.shape[1] == 3 else image.permute(0, 3, 1, 2)
 
 
 def _state(state: torch.Tensor, batch: int, config: PiConfig) -> torch.Tensor:
@@ -229,24 +237,18 @@ def check_tokens(tokens: torch.Tensor, mask: torch.Tensor, config: PiConfig) -> 
         )
 
 
-def camera_images(
-    observations: Sequence[Observation],
-    config: PiConfig,
-    rename: Mapping[str, str],
-    device: torch.device = CPU,
-    checks: Checks | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images, on ``device``, and camera mask of a batch of observations, as :class:`Inputs` holds them. ``checks``
-    makes those of the images' values; None makes them now.
+def cameras_seen(
+    observations: Sequence[Observation], config: PiConfig, rename: Mapping[str, str]
+) -> tuple[torch.Tensor, dict[int, tuple[str, Any]]]:
+    """The camera mask ``[B, C]`` of a batch of observations, and their images with their names by place in its flat
+    form, ascending.
 
     Raises:
-        InputError: an unknown camera, none given, or an image that cannot be used.
+        InputError: an unknown camera, one given twice, or none.
     """
-    size = config.vision.image_size
-    shape = (len(observations), len(config.cameras), 3, size, size)
-    images = torch.empty(shape, dtype=torch.float32, device=device)
     mask = torch.zeros(len(observations), len(config.cameras), dtype=torch.bool)
     by_name = {name: i for i, camera in enumerate(config.cameras) for name in (camera, camera.rpartition(".")[2])}
+    images: dict[int, tuple[str, Any]] = {}
     for b, observation in enumerate(observations):
         for name, image in observation.images.items():
             name = rename.get(name, name)
@@ -254,12 +256,23 @@ def camera_images(
                 known = ", ".join(camera.rpartition(".")[2] for camera in config.cameras)
                 raise InputError(f"unknown camera {name!r}; this checkpoint knows {known}")
             c = by_name[name]
-            if mask[b, c]:
+            place = b * len(config.cameras) + c
+            if place in images:
                 raise InputError(f"camera {config.cameras[c]} is given twice")
-            preprocess(to_chw(image, name, device, checks)[None], size, out=images[b : b + 1, c])
+            images[place] = name, image
             mask[b, c] = True
-        if not mask[b].any():
+        if not observation.images:
             raise InputError("an observation without any camera image; give at least one")
-    for b, c in (~mask).nonzero().tolist():
-        images[b, c] = -1.0
-    return images, mask
+    return mask, dict(sorted(images.items()))
+
+
+def camera_images(images: Mapping[int, tuple[str, Any]], out: torch.Tensor, checks: Checks) -> None:
+    """Write the images of :func:`cameras_seen` to ``out [B, C, 3, S, S]``, in memory that lies where the model does.
+    ``checks`` makes those of their values.
+
+    Raises:
+        InputError: an image that cannot be used.
+    """
+    names = [name for name, _ in images.values()]
+    pixels = [to_chw(image, name)[None] for name, image in images.values()]
+    place_images(pixels, names, out.flatten(0, 1)[:, None], list(images), checks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from phyai.errors import CheckpointError, InputError
@@ -13,15 +14,13 @@ from phyai_models.pi.config import ACTION, STATE, PiConfig
 from phyai_models.pi.inputs import (
     Inputs,
     Observation,
-    camera_images,
+    cameras_seen,
     check_tokens,
     checked_noise,
     finite,
     float_tensor,
 )
 from phyai_models.processors.actions import absolute_mask, to_absolute
-from phyai_models.processors.checks import Checks
-from phyai_models.processors.images import CPU
 from phyai_models.processors.lerobot import POSTPROCESSOR, PREPROCESSOR, ProcessorFile
 from phyai_models.processors.normalization import Normalizer
 from phyai_models.processors.prompt import pi0_prompt, pi05_prompt
@@ -29,29 +28,23 @@ from phyai_models.processors.tokenizer import Tokenizer, load_tokenizer
 
 
 class Processor:
-    """lerobot's pre- and postprocessor for one checkpoint. The files are read when they are first needed. Images are
-    made ready on ``device``."""
+    """lerobot's pre- and postprocessor for one checkpoint. The files are read when they are first needed."""
 
-    def __init__(
-        self, directory: Path, config: PiConfig, *, truncate_prompt: bool = False, device: torch.device = CPU
-    ) -> None:
+    def __init__(self, directory: Path, config: PiConfig, *, truncate_prompt: bool = False) -> None:
         self.directory = directory
         self.config = config
-        self.device = device
         self.truncate_prompt = truncate_prompt
 
-    def images(
-        self, observations: Sequence[Observation], checks: Checks | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images, on the processor's device, and camera mask of a batch of observations. ``checks`` makes those of the
-        images' values; None makes them now.
+    def cameras(self, observations: Sequence[Observation]) -> tuple[torch.Tensor, dict[int, tuple[str, Any]]]:
+        """The camera mask of a batch of observations, and their images as
+        :func:`phyai_models.pi.inputs.camera_images` takes them.
 
         Raises:
-            InputError: an unknown camera, none given, or an image that cannot be used.
+            InputError: an unknown camera, one given twice, or none.
         """
         if not observations:
             raise InputError("no observation is given")
-        return camera_images(observations, self.config, self._rename, self.device, checks)
+        return cameras_seen(observations, self.config, self._rename)
 
     def inputs(
         self,
@@ -60,8 +53,8 @@ class Processor:
         camera_mask: torch.Tensor,
         noise: torch.Tensor,
     ) -> Inputs:
-        """A batch of observations, whose :meth:`images` are given, as the model takes it; ``noise`` stands in where an
-        observation has none.
+        """A batch of observations as the model takes it, with ``images`` and ``camera_mask``, which are there already;
+        ``noise`` stands in where an observation has none.
 
         Raises:
             InputError: an observation does not fit the model.

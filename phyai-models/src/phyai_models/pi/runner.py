@@ -12,7 +12,7 @@ from phyai.errors import InputError
 from phyai_models.layers import KVCache
 from phyai_models.pi.bucketed import Shape, cameras_needed, needs
 from phyai_models.pi.config import PiConfig
-from phyai_models.pi.inputs import Inputs
+from phyai_models.pi.inputs import Inputs, blank_images
 from phyai_models.pi.layout import Layout, make_layout
 from phyai_models.pi.model import PiModel
 from phyai_models.pi.program import Program
@@ -121,25 +121,38 @@ class Runner:
         program.rest.replay()
         return program.actions
 
+    def images(self, camera_mask: torch.Tensor) -> torch.Tensor:
+        """Memory on the device for the images of a request: ``[B, C, 3, S, S]``, float32. Where a recording reads
+        them all, it is where it does, and they need not be copied there: they are for the next call alone."""
+        vision = self._vision(camera_mask)
+        if vision is not None and vision.images.shape[:2] == camera_mask.shape and bool(camera_mask.all()):
+            return vision.images
+        return blank_images(camera_mask, self.config, self.model.device)
+
     @torch.no_grad()
     def look(self, images: torch.Tensor, camera_mask: torch.Tensor) -> VisionProgram | None:
         """Start on the images of a request, as :class:`Inputs` has them, before its prompt is there: :meth:`run` goes
         on from what this returns. None where nothing is recorded for as many, and nothing is started.
 
-        The images are read once what was given to the device before is done, so ``run`` or another ``look`` comes
-        next.
+        ``run``, or another ``look``, comes next: what it gives to the device comes behind what was given to it before
+        this, and beside this.
         """
-        if self.execution == "eager":
-            return None
-        self._outdated()
-        vision = None if self._last is None else self._last.vision
-        if vision is None or not vision.serves(camera_mask):
-            batch, cameras = len(images), cameras_needed(camera_mask, drop_masked=self.model.savings.drop_masked)
-            more = range(cameras, cameras + 1 if self.runtime.new_graphs else len(self.config.cameras) + 1)
-            vision = next((self._visions[batch, c] for c in more if (batch, c) in self._visions), None)
+        vision = self._vision(camera_mask)
         if vision is not None:
             self._see(vision, images, camera_mask)
         return vision
+
+    def _vision(self, camera_mask: torch.Tensor) -> VisionProgram | None:
+        """The recording that a request with such cameras would be looked at with, if there is one."""
+        if self.execution == "eager":
+            return None
+        self._outdated()
+        if self._last is not None and self._last.vision.serves(camera_mask):
+            return self._last.vision
+        batch, cameras = len(camera_mask), cameras_needed(camera_mask, drop_masked=self.model.savings.drop_masked)
+        most = cameras if self.runtime.new_graphs else len(self.config.cameras)
+        held = (self._visions.get((batch, count)) for count in range(cameras, most + 1))
+        return next((vision for vision in held if vision is not None), None)
 
     def _see(self, vision: VisionProgram, images: torch.Tensor, camera_mask: torch.Tensor) -> None:
         vision.load(images, camera_mask)
