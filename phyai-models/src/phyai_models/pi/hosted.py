@@ -18,6 +18,7 @@ from phyai_models.pi.inputs import (
     NOISE,
     Observation,
     camera_images,
+    check_tokens,
     lerobot_cameras,
     lerobot_images,
     lerobot_inputs,
@@ -130,7 +131,7 @@ class HostedPi:
         if isinstance(request, LerobotBatch):
             return self._batch(request)
         if isinstance(request, DeviceBatch):
-            return self._running.run(request.inputs(self.config), self._steps(request.num_steps))
+            return self._on_device(request)
         if isinstance(request, Observation):
             return self._observations([request])[0]
         if isinstance(request, Sequence) and request and all(isinstance(o, Observation) for o in request):
@@ -159,6 +160,12 @@ class HostedPi:
         _ = processor.action_normalizer  # a missing file is said before the work, not after
         chunk = runner(inputs, self._steps(None), seen=seen, checks=checks)
         return [ActionChunk(actions) for actions in processor.actions(chunk, observations)]
+
+    def _on_device(self, request: DeviceBatch) -> torch.Tensor:
+        runner, inputs = self._running, request.inputs(self.config)
+        seen = runner.look(inputs.images, inputs.camera_mask)
+        check_tokens(inputs.tokens, inputs.token_mask, self.config)
+        return runner.run(inputs, self._steps(request.num_steps), seen=seen)
 
     def _batch(self, request: LerobotBatch) -> BatchResult:
         runner, tensors = self._running, request.tensors
