@@ -235,11 +235,11 @@ class Matmul:
         for site, part in zip(self.sites, weights, strict=True):
             site.refresh(part.bound)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if len(self.sites) == 1:
-            y: torch.Tensor = self.sites[0].run(x)
+            y: torch.Tensor = self.sites[0].run(x, out=out)
             return y
-        return torch.cat([site.run(x) for site in self.sites], dim=-1)
+        return torch.cat([site.run(x) for site in self.sites], dim=-1, out=out)
 
 
 class Linear(Layer):
@@ -270,8 +270,8 @@ class Linear(Layer):
     def refresh(self, source: WeightSource) -> None:
         self.matmul.refresh(self.parameters.load_again(source))
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.matmul(x)
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.matmul(x, out)
 
 
 def matrices(layer: Layer) -> Iterator[LinearParameters]:
