@@ -58,7 +58,8 @@ def _block(variant: str, when: Mapping[str, Any], *conditions: Any, weight: str,
     return _fused(
         "gated_mlp_gated_residual", variant, "residual:prepare_mlp",
         {**_BLOCK, **when, "all_of": [same_dtype(tensors), *conditions]},
-        f"M <= 64: {weight}; two launches that overlap: the activation in the first, the addition in the second", **bands,
+        f"M <= 64: {weight}; two launches that overlap, the activation in the first, gate and addition in the second",
+        **bands,
     )  # fmt: skip
 
 
