@@ -463,10 +463,17 @@ def separate_layers(layers: Layers) -> tuple[Callable[[], None], Callable[[], to
 def inference(report: Report) -> None:
     """``phyai bench`` under the policies whose experts run layer by layer."""
     folder, layers_only = Path(__file__).parents[1] / "policies" / "pi05", report.out.parent / "layers_only.yaml"
-    layers_only.write_text(
-        (folder / "h200_bf16.yaml").read_text()
-        + "\noverrides:\n  - {id: layers, match: {op: expert_steps}, restrict_to: decomposed.expert_steps}\n"
-    )
+    fused = (
+        "qkv_rope_kv_write.skinny_16bit", "gemm_gated_residual.skinny_16bit", "gated_mlp_gated_residual.skinny_16bit",
+        "ada_rms_norm.overlap",
+    )  # fmt: skip
+    rules = [
+        f"  - {{id: {id.partition('.')[0]}, match: {{op: {id.partition('.')[0]}, role: expert}}, prefer: cuda.{id}}}"
+        for id in fused
+    ]
+    rules.append("  - {id: layers, match: {op: expert_steps}, restrict_to: decomposed.expert_steps}")
+    text = [(folder / "h200_fp8.yaml").read_text(), "overrides:", *rules, ""]
+    layers_only.write_text("\n".join(text))
     for policy in (layers_only, folder / "h200_int4_expert.yaml", folder / "h200_fp8_expert.yaml"):
         row = {"call": "pi05, 3 cameras", "policy": policy.name}
         report.attempt("inference", row, lambda: benched(policy))

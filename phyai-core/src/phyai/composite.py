@@ -160,12 +160,14 @@ def form_of(op: Op, weight: str) -> str:
 
 
 def innermost(parts: Iterable[Part]) -> Iterator[tuple[str, Part]]:
-    """The parts that are no composites themselves, each with what its facts begin with among the whole's."""
+    """The parts that are no composites themselves, each with what its facts begin with among the whole's, and with its
+    weights by the whole's names."""
     for part in parts:
-        if part.parts:
-            yield from ((f"parts.{part.name}.{head}", inner) for head, inner in innermost(part.parts))
-        else:
+        if not part.parts:
             yield f"parts.{part.name}.", part
+        for head, inner in innermost(part.parts):
+            named = {name: part.weights[source] for name, source in inner.weights.items() if source in part.weights}
+            yield f"parts.{part.name}.{head}", attrs.evolve(inner, weights=named)
 
 
 def depth(parts: Iterable[Part]) -> int:

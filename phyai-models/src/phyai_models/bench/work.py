@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from phyai.composite import innermost
 from phyai.facts import Facts, whole
 from phyai.kernel import Band
 from phyai.op import Op
@@ -14,7 +15,9 @@ from phyai_models.bench.floor import Case, Work, expert
 from phyai_models.bench.tape import Call
 
 #: Ops whose weights are read whole and multiplied by every row.
-PRODUCTS = ("gemm", "mlp", "gated_mlp", "qkv_rope_kv_write", "conv2d")
+PRODUCTS = (
+    "gemm", "mlp", "gated_mlp", "qkv_rope_kv_write", "gemm_gated_residual", "gated_mlp_gated_residual", "conv2d"
+)  # fmt: skip
 
 
 def work_of(call: Call, case: Case) -> Work:
@@ -55,9 +58,9 @@ def _matrices(op: Op) -> Iterator[tuple[str, str]]:
     """The weights that a product multiplies by, each with what the facts of its form begin with."""
     if not op.parts:
         yield "weight", ""
-    for part in op.parts:
+    for head, part in innermost(op.parts):
         if part.op == "gemm":
-            yield part.weights["weight"], f"parts.{part.name}."
+            yield part.weights["weight"], head
 
 
 def _computed_in(facts: Facts, dtype: str, quantized: str | None = None, *, wide: bool) -> str:
