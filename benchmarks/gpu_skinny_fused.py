@@ -468,7 +468,7 @@ def inference(report: Report) -> None:
         "ada_rms_norm.overlap",
     )  # fmt: skip
     rules = [
-        f"  - {{id: {id.partition('.')[0]}, match: {{op: {id.partition('.')[0]}, role: expert}}, prefer: cuda.{id}}}"
+        f"  - {{id: {id.partition('.')[0]}, match: {{op: {id.partition('.')[0]}, role: expert}}, restrict_to: cuda.{id}}}"
         for id in fused
     ]
     rules.append("  - {id: layers, match: {op: expert_steps}, restrict_to: decomposed.expert_steps}")
