@@ -24,6 +24,8 @@ def called(op, dims, attrs=()):
         ("conv1d", {"C": 6, "C_group": 2}, {"groups": 2}, r"C=6 is not C_group \* groups = 2 \* 2"),
         ("conv3d", {"O": 5}, {"groups": 2}, "O=5 is not a multiple of groups=2"),
         ("gated_residual", {"M": 6, "R": 4}, {}, "R=4 rows of the condition do not divide the M=6 rows"),
+        ("gemm_gated_residual", {"M": 6, "R": 4}, {}, "R=4 rows of the condition do not divide the M=6 rows"),
+        ("gated_mlp_gated_residual", {"M": 6, "R": 4}, {}, "R=4 rows of the condition do not divide the M=6 rows"),
         ("ada_rms_norm", {"M": 2, "R": 4}, {}, "R=4 rows of the condition do not divide the M=2 rows"),
         ("modulation", {"M": 2, "R": 0}, {}, "R=0 rows of the condition do not divide the M=2 rows"),
         ("rope", {"rotary_dim": 3}, {}, "rotary_dim=3 is odd"),
