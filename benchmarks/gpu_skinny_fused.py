@@ -203,26 +203,32 @@ def times(report: Report) -> None:
         form = FORMATS[form_name]
         for name in ("o", "down"):
             n, k = EXPERT[name]
-            row = {"call": f"expert {name} and residual M=50 N={n} K={k}", "floor_us": floor_us(n, k, form)}
+            row = {"call": f"gemm_gated_residual expert {name} M=50 R=1 N={n} K={k}", "floor_us": floor_us(n, k, form)}
             fused = f"cuda.gemm_gated_residual.skinny_{variant(form_name)}"
             for splits in (None, 2, 4, 8):
                 shape = residual_shape(form_name, n, k, splits=splits)
                 if shape.objection() is None:
                     what = {**row, "kernel": fused, "format": form_name, "splits": splits}
                     report.attempt("time", what, lambda: both(residual_calls(shape, form)))
-            pair = {**row, "kernel": f"cuda.gemm.skinny_{variant(form_name)}, cuda.gated_residual", "format": form_name}
+            pair = {**row, "kernel": "decomposed.gemm_gated_residual", "format": form_name}
             report.attempt("time", pair, lambda: {"us": microseconds(separate_residual(n, k, form))})
         n, k = EXPERT["qkv"]
-        row = {"call": f"expert qkv, rope and cache write M=50 N={n} K={k}", "floor_us": floor_us(n, k, form)}
+        row = {"call": f"qkv_rope_kv_write expert M=50 N={n} K={k}", "floor_us": floor_us(n, k, form)}
         for splits in (None, 1, 4):
             shape = head_shape(form_name, splits=splits)
             what = {**row, "kernel": f"cuda.qkv_rope_kv_write.skinny_{variant(form_name)}", "format": form_name,
                     "splits": splits}  # fmt: skip
             report.attempt("time", what, lambda: both(head_calls(shape, form)))
-        pair = {**row, "kernel": f"cuda.gemm.skinny_{variant(form_name)}, cuda.rope, cuda.kv_write"}
+        pair = {**row, "kernel": "decomposed.qkv_rope_kv_write"}
         report.attempt("time", {**pair, "format": form_name}, lambda: {"us": microseconds(separate_heads(form))})
-    row = {"call": "expert qkv, rope and cache write M=50 N=2560 K=1024", "kernel": "cuda.qkv_rope_kv_write",
-           "floor_us": floor_us(*EXPERT["qkv"], FORMATS["bf16"])}  # fmt: skip
+        floor = round(floor_us(*EXPERT["gate_up"], form) + floor_us(*EXPERT["down"], form), 2)
+        row = {"call": "gated_mlp_gated_residual expert M=50 R=1 K=1024 I=4096 N=1024", "floor_us": floor}
+        fused = {**row, "kernel": f"cuda.gated_mlp_gated_residual.skinny_{variant(form_name)}", "format": form_name}
+        report.attempt("time", fused, lambda: {"us": microseconds(blocks(form, fused=True))})
+        pair = {**row, "kernel": "decomposed.gated_mlp_gated_residual", "format": form_name}
+        report.attempt("time", pair, lambda: {"us": microseconds(blocks(form, fused=False))})
+    row = {"call": "qkv_rope_kv_write expert M=50 N=2560 K=1024", "kernel": "cuda.qkv_rope_kv_write",
+           "floor_us": floor_us(*EXPERT["qkv"], FORMATS["bf16"]), "format": "bf16"}  # fmt: skip
     report.attempt("time", row, lambda: {"us": microseconds(triton_heads())})
 
 
@@ -256,6 +262,27 @@ def separate_residual(n: int, k: int, form: Mapping[str, Any]) -> list[Callable[
     def call(held: Any, x: torch.Tensor, residual: torch.Tensor, gate: torch.Tensor, y: torch.Tensor) -> None:
         launch(shape, x, y, operands=held)
         add(residual, y, gate)
+
+    return [lambda c=c: call(*c) for c in made]
+
+
+def blocks(form: Mapping[str, Any], *, fused: bool) -> list[Callable[[], Any]]:
+    """gate_up with its activation and down, as the rows launch them, with the addition in the last or behind it."""
+    up, down = (
+        shape_of(*EXPERT["gate_up"], form, activation="gelu_tanh"), shape_of(*EXPERT["down"], form, residual=fused)
+    )  # fmt: skip
+    add = prepared("cuda.gated_residual", {}, {}).run
+    made = [
+        (weight(up.n, up.k, **form, dense=False)[0], weight(down.n, down.k, **form, dense=False)[0],
+         normal(ROWS, 1024), normal(ROWS, 1024), normal(1, 1024)) for _ in range(CALLS)
+    ]  # fmt: skip
+
+    def call(first: Any, second: Any, x: torch.Tensor, residual: torch.Tensor, gate: torch.Tensor) -> None:
+        hidden, y = x.new_empty(ROWS, up.outputs), torch.empty_like(x)
+        launch(up, x, hidden, operands=first)
+        launch(down, hidden, y, operands=second, more=residual_arguments(residual, gate) if fused else None)
+        if not fused:
+            add(residual, y, gate)
 
     return [lambda c=c: call(*c) for c in made]
 
@@ -358,13 +385,13 @@ def layer(report: Report) -> None:
     for form_name in TIMED:
         layers = Layers(form_name)
         floor = round(sum(floor_us(n, k, layers.form) for n, k in EXPERT.values()), 2)
-        for how in ("fused, overlapped", "fused", "separate"):
+        for how in ("fused, overlapped", "fused, overlapped, norms in Triton", "fused", "separate"):
             row = {"call": "layer of the expert M=50", "kernel": how, "format": form_name, "floor_us": floor}
             report.attempt("layer", row, lambda: timed_layers(layers, how))
 
 
 def timed_layers(layers: Layers, how: str) -> dict[str, Any]:
-    run, result = separate_layers(layers) if how == "separate" else fused_layers(layers, "overlapped" in how)
+    run, result = separate_layers(layers) if how == "separate" else fused_layers(layers, how)
     us = microseconds([run])
     error = float((result().double() - layers.want).norm() / (layers.want - layers.first.double()).norm())
     again = result().clone()
@@ -384,34 +411,41 @@ def attention_of() -> tuple[Any, Any]:
     return ready.run, ready.plan(metadata([ROWS], [[0]], [KEYS]))
 
 
-def fused_layers(layers: Layers, overlap: bool) -> tuple[Callable[[], None], Callable[[], torch.Tensor]]:
+def fused_layers(layers: Layers, how: str) -> tuple[Callable[[], None], Callable[[], torch.Tensor]]:
     """Norm, qkv with rope and cache write, attention, o with residual; norm, gate_up with activation, down with it."""
     from phyai.facts import Facts
     from phyai_backend_cuda.norms.overlap import kernel_of
     from phyai_backend_cuda.norms.overlap import launch as norm
 
-    form = layers.form
+    form, overlap = layers.form, "overlapped" in how
     qkv, o = shape_of(*EXPERT["qkv"], form, heads=HEADS), shape_of(*EXPERT["o"], form, residual=True)
     up, down = (
         shape_of(*EXPERT["gate_up"], form, activation="gelu_tanh"),
         shape_of(*EXPERT["down"], form, residual=True),
     )
     ada = kernel_of(Facts({"shape.D": 1024, "dtype.x": "bf16"}), adaptive=True)
+    triton = prepared("cuda.ada_rms_norm", {"shape.D": 1024}, {}).run if "Triton" in how else None
     attention, state = attention_of()
     x, y, h, gate = (torch.empty_like(layers.first) for _ in range(4))
     gate = gate[:1]
     q, attended, hidden = normal(ROWS, 8, 256), normal(ROWS, 8, 256), normal(ROWS, 4096)
     at, cos_sin = layers.at, layers.cos_sin
 
+    def normed(x: torch.Tensor, modulation: torch.Tensor) -> None:
+        if triton is not None:
+            triton(x, modulation, out=(h, gate))
+        else:
+            norm(ada, x, h, eps=1e-6, modulation=modulation, gate=gate, overlap=overlap)
+
     def run() -> None:
         x.copy_(layers.first)
         for i, held in enumerate(layers.held):
-            norm(ada, x, h, eps=1e-6, modulation=layers.modulations[i, 0], gate=gate, overlap=overlap)
+            normed(x, layers.modulations[i, 0])
             more = head_arguments(q, at, at, cos_sin, *layers.caches[i])
             launch(qkv, h, q, operands=held["qkv"], more=more, overlap=overlap)
             attention(q, *layers.caches[i], out=attended, state=state)
             launch(o, attended.flatten(1), y, operands=held["o"], more=residual_arguments(x, gate), overlap=overlap)
-            norm(ada, y, h, eps=1e-6, modulation=layers.modulations[i, 1], gate=gate, overlap=overlap)
+            normed(y, layers.modulations[i, 1])
             launch(up, h, hidden, operands=held["gate_up"], overlap=overlap)
             launch(down, hidden, x, operands=held["down"], more=residual_arguments(y, gate), overlap=overlap)
 
@@ -468,8 +502,8 @@ def inference(report: Report) -> None:
         "ada_rms_norm.overlap",
     )  # fmt: skip
     rules = [
-        f"  - {{id: {id.partition('.')[0]}, match: {{op: {id.partition('.')[0]}, role: expert}}, restrict_to: cuda.{id}}}"
-        for id in fused
+        f"  - {{id: {op}, match: {{op: {op}, role: expert}}, restrict_to: cuda.{op}.{kernel}}}"
+        for op, kernel in (id.split(".") for id in fused)
     ]
     rules.append("  - {id: layers, match: {op: expert_steps}, restrict_to: decomposed.expert_steps}")
     text = [(folder / "h200_fp8.yaml").read_text(), "overrides:", *rules, ""]

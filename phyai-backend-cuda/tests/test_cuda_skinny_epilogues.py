@@ -1,8 +1,10 @@
-"""Which thread of ``csrc/skinny.cu`` has which output in its epilogues: emulated as the sources say, thread by thread."""
+"""Which thread of ``csrc/skinny.cu`` has which output in its epilogues, emulated thread by thread as the sources say."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -66,9 +68,7 @@ def stored(heads: Heads, rows: int, splits: int) -> Counter[tuple[int, int]]:
     return found
 
 
-def product(*sizes: int) -> Any:
-    import itertools
-
+def product(*sizes: int) -> Iterator[tuple[int, ...]]:
     return itertools.product(*map(range, sizes))
 
 
@@ -100,7 +100,8 @@ def test_neighbours_rotate_within_four_lanes() -> None:
 @given(st.integers(1, 64), st.sampled_from([1, 2, 4, 8]), st.sampled_from([8, 72, 128]))
 def test_a_thread_adds_to_what_it_stores(rows: int, splits: int, n: int) -> None:
     """``Branch``: what a thread reads of the residual, turned, is what its sums are added to; each is read once."""
-    share = -(-(-(-rows // 8)) // splits)
+    eights = -(-rows // 8)
+    share = -(-eights // splits)
     read: Counter[tuple[int, int]] = Counter()
     for tile, split, warp, turn in product(-(-n // 64), splits, 4, share):
         eight = (split * share + turn) * 8

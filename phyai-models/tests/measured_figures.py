@@ -112,6 +112,11 @@ def _alone() -> Iterator[Figure]:
             yield "gated_mlp", BLOCK, "cuda.gated_mlp.skinny_16bit", row["us"]
 
 
+    for row in _rows("skinny_fused.json"):
+        if row["kind"] == "time" and row["format"] == "bf16" and row.get("splits") is None and "us" in row:
+            yield *_call(row["call"]), row["kernel"], row["us"]
+
+
 def _fp8() -> Iterator[Figure]:
     for row in _rows("rows_fp8.json"):
         if row.get("call") in FP8 and re.fullmatch(r"(cuda|torch|humming|flashinfer)\.\S+", row["kernel"]):

@@ -25,9 +25,11 @@ def test_the_projections_of_both_towers_go_to_the_presets_row_and_nothing_to_a_r
     policy = load_policy(preset, catalog=catalog).policy
     row = next(rule.restriction.kernels[0] for rule in policy.rules if rule.id == "packed-weights")
     found = decisions("h200", policy, catalog, fixed_lengths=True)
-    added = ("gemm_gated_residual.gemm", *(f"gated_mlp_gated_residual.gated_mlp.{name}" for name in ("gate_up", "down")))
-    for role, rest in {"prefix": ("gemm", "gated_mlp.gate_up", "gated_mlp.down"), "expert": added}.items():
-        assert {found[role, part][0] for part in ("qkv_rope_kv_write.qkv", *rest)} == {row}
+    block = ("gated_mlp.gate_up", "gated_mlp.down")
+    added = (f"gated_mlp_gated_residual.{part}" for part in block)
+    parts = {"prefix": ("gemm", *block), "expert": ("gemm_gated_residual.gemm", *added)}
+    for role, names in parts.items():
+        assert {found[role, part][0] for part in ("qkv_rope_kv_write.qkv", *names)} == {row}
     assert not {key for key, ids in found.items() if any(id.startswith("reference.") for id in ids)}
 
 

@@ -62,12 +62,12 @@ _MLP = {
 }  # fmt: skip
 #: Of 16-bit weights, the products that take less time than cuBLAS's: 5.0 us for 7.5 and 6.9 for 7.4 on an H200. 2560 x
 #: 1024 and 8192 x 1024 do not (benchmarks/results/skinny.json).
-_NARROW = {Band.OPTIMIZED: match({"shape.N": 1024, "shape.K": [2048, 4096]})}
+NARROW = {Band.OPTIMIZED: match({"shape.N": 1024, "shape.K": [2048, 4096]})}
 #: Of quantized weights, sizes up to the expert's, where it takes less time than Humming's kernels whatever M is: of 50
 #: rows 4.3 to 6.3 us in int4 and 4.8 to 7.0 in fp8; Humming's take 7.7 to 10.0 and 7.7 to 11.1, and 6.2 to 8.0 and 6.7
 #: to 8.9 of a single one (benchmarks/results/skinny.json, humming_gemm.json). Larger ones were not measured.
-_SMALL = {Band.OPTIMIZED: match({"shape.N": "<=8192", "shape.K": "<=4096"})}
-_SMALL_MLP = {Band.OPTIMIZED: match({"shape.I": "<=4096", "shape.K": "<=4096", "shape.N": "<=8192"})}
+SMALL = {Band.OPTIMIZED: match({"shape.N": "<=8192", "shape.K": "<=4096"})}
+SMALL_MLP = {Band.OPTIMIZED: match({"shape.I": "<=4096", "shape.K": "<=4096", "shape.N": "<=8192"})}
 _CUT = (Param("splits", "blocks of 64 rows that share K: 1, 2, 4 or 8; the cut follows from N and K when absent"),)
 
 
@@ -107,19 +107,19 @@ FORMATS: tuple[QuantFormat, ...] = (
 
 KERNELS: tuple[Kernel, ...] = (
     _gemm("16bit", {**_PLAIN, "all_of": [same_dtype(("x", "weight", "y"), ("bias",)), cuts("K")]}, "16-bit weight",
-          ("plain",), band=Band.REFERENCE, bands=_NARROW),  # for policies and tuning to choose elsewhere
+          ("plain",), band=Band.REFERENCE, bands=NARROW),  # for policies and tuning to choose elsewhere
     _gemm("fp8", {**weight_only("quant"), **fp8("quant"),
-                  "all_of": [same_dtype(("x", "y"), ("bias",)), cuts("K")]}, "e4m3 weight", bands=_SMALL),
+                  "all_of": [same_dtype(("x", "y"), ("bias",)), cuts("K")]}, "e4m3 weight", bands=SMALL),
     _gemm("int4", {**weight_only("quant"), "all_of": [same_dtype(("x", "y"), ("bias",)), int4("quant", "K")]},
-          "4-bit weight", bands=_SMALL),
+          "4-bit weight", bands=SMALL),
     _mlp("16bit", {"parts.gate_up.quant.scheme": None, "parts.down.quant.scheme": None,
                    "all_of": [same_dtype(("x", "gate_up", "down", "y")), cuts("K"), cuts("I")]},
          "16-bit weights", ("plain",)),
     _mlp("fp8", {**packed("parts.gate_up.quant"), **packed("parts.down.quant"),
                  **fp8("parts.gate_up.quant"), **fp8("parts.down.quant"),
-                 "all_of": [same_dtype(("x", "y")), cuts("K"), cuts("I")]}, "e4m3 weights", bands=_SMALL_MLP),
+                 "all_of": [same_dtype(("x", "y")), cuts("K"), cuts("I")]}, "e4m3 weights", bands=SMALL_MLP),
     _mlp("int4", {**packed("parts.gate_up.quant"), **packed("parts.down.quant"),
                   "all_of": [same_dtype(("x", "y")), int4("parts.gate_up.quant", "K"),
                              int4("parts.down.quant", "I")]},
-         "4-bit weights", bands=_SMALL_MLP),
+         "4-bit weights", bands=SMALL_MLP),
 )  # fmt: skip

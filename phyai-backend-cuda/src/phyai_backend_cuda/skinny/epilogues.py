@@ -57,8 +57,8 @@ def head_arguments(
     q: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, cos_sin: torch.Tensor, k_cache: torch.Tensor,
     v_cache: torch.Tensor,
 ) -> dict[str, int]:  # fmt: skip
-    """Fields of ``Params`` for ``q [M, heads, head_dim]`` and caches ``[pages, page_size, kv_heads, head_dim]`` to which
-    the kernel can write pairs; positions (int32 or int64) and slots (int64) lie without gaps."""
+    """Fields of ``Params`` for ``q [M, heads, head_dim]`` and caches ``[pages, page_size, kv_heads, head_dim]``, of all
+    of which pairs can be written; positions (int32 or int64) and slots (int64) lie without gaps."""
     apart = any(len(c) > 1 and c.stride(0) != c.shape[1] * c.stride(1) for c in (k_cache, v_cache))
     strides = {
         f"{name}_{what}": cache.stride(dim)
