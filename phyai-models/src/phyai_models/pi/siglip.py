@@ -44,4 +44,4 @@ class Siglip(Layer):
         x, residual = self.layers[0](self.embeddings(images), None)
         for layer in self.layers[1:]:
             x, residual = layer(x, residual)
-        return self.projector(self.post_layernorm(x, residual), out)
+        return self.projector(self.post_layernorm(x, residual), out=out)
