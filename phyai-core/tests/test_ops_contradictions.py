@@ -30,6 +30,8 @@ def called(op, dims, attrs=()):
             "4 positions for the 9 patches of 3 x 3",
         ),
         ("gated_residual", {"M": 6, "R": 4}, {}, "R=4 rows of the condition do not divide the M=6 rows"),
+        ("gemm_gated_residual", {"M": 6, "R": 4}, {}, "R=4 rows of the condition do not divide the M=6 rows"),
+        ("gated_mlp_gated_residual", {"M": 6, "R": 4}, {}, "R=4 rows of the condition do not divide the M=6 rows"),
         ("ada_rms_norm", {"M": 2, "R": 4}, {}, "R=4 rows of the condition do not divide the M=2 rows"),
         ("modulation", {"M": 2, "R": 0}, {}, "R=0 rows of the condition do not divide the M=2 rows"),
         ("rope", {"rotary_dim": 3}, {}, "rotary_dim=3 is odd"),

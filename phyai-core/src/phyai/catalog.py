@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from phyai.composite import decomposition, is_decomposition
+from phyai.composite import decomposition, innermost, is_decomposition
 from phyai.environment import CORE_LIBRARIES, Library, merge_libraries
 from phyai.errors import DeclarationError
 from phyai.facts import CORE_FACTS, FactSpec, Vocabulary
@@ -209,13 +209,10 @@ class Catalog:
 
 
 def op_vocabulary(op: Op) -> Vocabulary:
-    """The facts of one op's calls: the core's, the op's, and its parts' ``parts.<name>.quant.*``."""
-    parts = [
-        attrs.evolve(spec, name=f"parts.{part.name}.{spec.name}")
-        for part in op.parts
-        for spec in CORE_FACTS
-        if spec.name.startswith("quant.")
-    ]
+    """The facts of one op's calls: the core's, the op's, and its parts' ``parts.<name>.quant.*``; of a part that is
+    composite itself, its parts' (``parts.<name>.parts.<inner>.quant.*``)."""
+    own = [spec for spec in CORE_FACTS if spec.name.startswith("quant.")]
+    parts = [attrs.evolve(spec, name=f"{head}{spec.name}") for head, _ in innermost(op.parts) for spec in own]
     return Vocabulary((*CORE_FACTS, *op.fact_specs(), *parts))
 
 

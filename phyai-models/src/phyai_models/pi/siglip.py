@@ -40,8 +40,8 @@ class Siglip(Layer):
         self.post_layernorm = LayerNorm(tower.at("post_layernorm"), width, eps, add=True)
         self.projector = Linear(projector, width, projection, bias=True)
 
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+    def __call__(self, images: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         x, residual = self.layers[0](self.embeddings(images), None)
         for layer in self.layers[1:]:
             x, residual = layer(x, residual)
-        return self.projector(self.post_layernorm(x, residual))
+        return self.projector(self.post_layernorm(x, residual), out=out)
