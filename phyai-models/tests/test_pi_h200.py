@@ -31,6 +31,7 @@ def test_the_vision_tower_adds_and_activates_inside_other_launches(catalog):
     found = decisions("h200", policy("h200_bf16.yaml", catalog), catalog)
     assert found["vision", "layer_norm_add"] == ["cuda.layer_norm_add"]
     assert found["vision", "mlp"] == ["torch.mlp.addmm_activation"]
+    assert found["vision", "patch_embedding"] == ["cuda.patch_embedding"]
 
 
 def test_attention_is_the_best_measured_for_each_shape(catalog):
