@@ -23,7 +23,7 @@ from phyai_models.pi.inputs import (
     lerobot_images,
     lerobot_inputs,
 )
-from phyai_models.pi.loading import load_model, open_source, renew, require_forms
+from phyai_models.pi.loading import load_model, open_source, renew, require_forms, require_renewable
 from phyai_models.pi.model import Savings
 from phyai_models.pi.processor import Processor
 from phyai_models.pi.requests import (
@@ -184,6 +184,7 @@ class HostedPi:
     @torch.no_grad()
     def _renew(self, request: NewWeights) -> None:
         model = self._running.model
+        require_renewable(model)
         source = _source(request.checkpoint_dir, self.args, self._importers)
         source.require(model.tensors())
         unnoticed = attrs.evolve(self.args, progress=None)  # what is read twice counts once

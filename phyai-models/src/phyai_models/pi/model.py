@@ -143,8 +143,8 @@ class PiModel(Layer):
     # The prefix
 
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Images ``[N, 3, S, S]`` in [-1, 1] to ``[N * patches, width]`` in the vision tower's precision."""
-        return self.vision(images.to(self.precision.vision)).flatten(0, 1)
+        """Images ``[N, 3, S, S]`` in [-1, 1], float32, to ``[N * patches, width]`` in the vision tower's precision."""
+        return self.vision(images).flatten(0, 1)
 
     def embed_images_into(self, rows: torch.Tensor, images: torch.Tensor) -> None:
         """The same, written to ``rows [N * patches, width]`` of any dtype."""

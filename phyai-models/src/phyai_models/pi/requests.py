@@ -116,8 +116,8 @@ class NewWeights:
     :class:`phyai_models.pi.hosted.RandomCheckpoint`).
 
     They are written into the memory of the old ones: nothing is prepared or captured again. The checkpoint is checked
-    as at the start, and its quantization against that in use, for which what it stores quantized is read twice; what
-    is refused so changes nothing.
+    as at the start, its quantization against that in use, for which what it stores quantized is read twice, and that
+    every kernel in use can take others; what is refused so changes nothing.
     """
 
     checkpoint_dir: Any
