@@ -7,17 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phyai.kernel import Band, Capture, Kernel, Numerics
+from phyai.kernel import Band, Capture, Kernel, Numerics, Param
 from phyai.predicates import match
 
 from phyai_backend_cuda.records.conditions import HOPPER, same_dtype
+
+
+#: Behind a long launch those that begin early pile up, some processors get two blocks of one launch and others none, and
+#: a layer of quantized products takes 3 to 4 us longer; of 16-bit ones, which are larger, 0.5 less
+#: (benchmarks/notes/skinny.md).
+_RELEASE = Param(
+    "release", "when the launch behind may begin: at once, or once the one in front has ended", ("early", "late"), "early"
+)  # fmt: skip
 
 
 def _norm(op: str, tensors: Sequence[str], optional: Sequence[str] = ()) -> Kernel:
     return Kernel(
         id=f"cuda.{op}.overlap", op=op, when=match({**HOPPER, "shape.D": "%8,<=8192", **same_dtype(tensors, optional)}),
         prepare=f"phyai_backend_cuda.norms.overlap:prepare_{op}", capture=Capture.AFTER_WARMUP,
-        numerics=Numerics(reproducible=True, batch_invariant=True), band=Band.OPTIMIZED, rank=-1,
+        numerics=Numerics(reproducible=True, batch_invariant=True), band=Band.OPTIMIZED, rank=-1, params=(_RELEASE,),
         doc="one pass, in a launch that overlaps its neighbours",
     )  # fmt: skip
 
