@@ -1,4 +1,4 @@
-"""Which thread of ``csrc/skinny.cu`` has which output in its epilogues: emulated by thread, as the sources say."""
+"""Which thread of ``csrc/skinny.cu`` has which output in its epilogues, emulated as the sources say."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""π0.5 under the policy that ships for an H200 with a quantized expert: what is chosen there, and what comes out anywhere
-else."""
+"""π0.5 under the policy with a quantized expert that ships for an H200: what is chosen there, and what comes out
+anywhere else."""
 
 from pathlib import Path
 

@@ -79,8 +79,8 @@ def part_facts(op: Op, part: Part, part_op: Op, facts: Mapping[str, FactValue]) 
 
     The part keeps the composite's role, phase, model, device and libraries; its layer is
     ``<layer>.<part>`` (see :attr:`phyai.op.Part.layer`); its ``quant.*``, and what begins with ``parts.``, are the
-    composite's ``parts.<part>.quant.*`` and ``parts.<part>.parts.*``. A dimension that follows from one that is not
-    known yet is left out.
+    composite's ``parts.<part>.quant.*`` and ``parts.<part>.parts.*``. A dimension or attribute that
+    follows from a dimension that is not known yet is left out.
     """
     dims = {name[6:]: value for name, value in facts.items() if name.startswith("shape.") and isinstance(value, int)}
     dtypes = {name[6:]: str(value) for name, value in facts.items() if name.startswith("dtype.")}
@@ -95,7 +95,7 @@ def part_facts(op: Op, part: Part, part_op: Op, facts: Mapping[str, FactValue]) 
         part_op,
         dims=_part_dims(part, part_op, dims),
         dtypes=part_dtypes,
-        attrs={name: _part_attr(op, value, facts) for name, value in part.attrs.items()},
+        attrs=_part_attrs(op, part, facts, dims),
         present=[t.name for t in part_op.tensors if t.optional and t.name in part_dtypes],
         extra=extra,
     )
@@ -107,7 +107,7 @@ def _part_dims(part: Part, part_op: Op, dims: Mapping[str, int]) -> dict[str, in
         source = part.dims.get(dim.name, dim.name)
         try:
             found[dim.name] = dims[source] if isinstance(source, str) else source(dims)
-        except KeyError:  # follows from a dimension that this call has not said
+        except KeyError:  # it follows from one that this call has not said
             continue
     return found
 
@@ -128,9 +128,20 @@ def _part_dtypes(op: Op, part: Part, part_op: Op, dtypes: Mapping[str, str]) -> 
     return found
 
 
-def _part_attr(op: Op, value: Any, facts: Mapping[str, FactValue]) -> Any:
-    """The composite's attribute of that name (None when it yields no fact), else the constant."""
-    return facts.get(f"attrs.{value}") if any(value == a.name for a in op.attributes) else value
+def _part_attrs(op: Op, part: Part, facts: Mapping[str, FactValue], dims: Mapping[str, int]) -> dict[str, Any]:
+    """The composite's attributes of that name (None where one yields no fact), what follows from its dimensions, or
+    else constants."""
+    own = {attribute.name for attribute in op.attributes}
+    found: dict[str, Any] = {}
+    for name, value in part.attrs.items():
+        if not callable(value):
+            found[name] = facts.get(f"attrs.{value}") if value in own else value
+            continue
+        try:
+            found[name] = value(dims)
+        except KeyError:  # as for dimensions
+            continue
+    return found
 
 
 def readers(op: Op, weight: str) -> tuple[Part, ...]:

@@ -13,12 +13,11 @@ from phyai.predicates import match
 from phyai_backend_cuda.records.conditions import HOPPER, same_dtype
 
 
-#: Behind a long launch those that begin early pile up, some processors get two blocks of one launch and others none, and
-#: a layer of quantized products takes 3 to 4 us longer; of 16-bit ones, which are larger, 0.5 less
-#: (benchmarks/notes/skinny.md).
+#: Of an expert's layer with 16-bit weights, early takes 0.5 us less; with quantized ones 3 to 4 us more, because launches
+#: pile up behind attention (benchmarks/notes/skinny.md).
 _RELEASE = Param(
-    "release", "when the launch behind may begin: at once, or once the one in front has ended", ("early", "late"), "early"
-)  # fmt: skip
+    "release", "when the launch behind may begin: at once, or once that in front has ended", ("early", "late"), "early"
+)
 
 
 def _norm(op: str, tensors: Sequence[str], optional: Sequence[str] = ()) -> Kernel:

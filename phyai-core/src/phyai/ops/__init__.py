@@ -1,7 +1,7 @@
 """The core's ops: one folder per op, with its ``signature`` and the ``arg_specs`` that real models call it with.
 
->>> sorted(op.name for op in CORE_OPS if op.composite)
-['gated_mlp', 'gated_mlp_gated_residual', 'gemm_gated_residual', 'layer_norm_add', 'mlp', 'qkv_rope_kv_write']
+>>> [op.name for op in CORE_OPS if op.composite and op.parts[-1].op == "gemm"]
+['mlp', 'gated_mlp']
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from phyai.ops import (
     layer_norm_add,
     mlp,
     modulation,
+    patch_embedding,
     qkv_rope_kv_write,
     quantize_activation,
     rms_norm,
@@ -56,6 +57,7 @@ CORE_OPS: tuple[Op, ...] = (
     conv2d.OP,
     conv3d.OP,
     causal_conv.OP,
+    patch_embedding.OP,
     embedding.OP,
     rope.OP,
     modulation.OP,

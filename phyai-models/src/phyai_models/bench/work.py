@@ -16,7 +16,8 @@ from phyai_models.bench.tape import Call
 
 #: Ops whose weights are read whole and multiplied by every row.
 PRODUCTS = (
-    "gemm", "mlp", "gated_mlp", "qkv_rope_kv_write", "gemm_gated_residual", "gated_mlp_gated_residual", "conv2d"
+    "gemm", "mlp", "gated_mlp", "qkv_rope_kv_write", "gemm_gated_residual", "gated_mlp_gated_residual", "conv2d",
+    "patch_embedding",
 )  # fmt: skip
 
 
@@ -46,9 +47,10 @@ def work_of(call: Call, case: Case) -> Work:
 def _product(call: Call, op: Op, facts: Facts, *, wide: bool) -> Work:
     assert call.site is not None
     work = Work()
+    given = "dtype.y" if op.name == "patch_embedding" else "dtype.x"  # images are rounded to it
     for name, prefix in _matrices(op):
         weight = call.site.weights[name]
-        dtype = _computed_in(facts, "dtype.x", f"{prefix}quant.activation", wide=wide)
+        dtype = _computed_in(facts, given, f"{prefix}quant.activation", wide=wide)
         elements = int(torch.Size(weight.shape).numel())
         work += Work({dtype: 2 * _rows(call, facts, weight) * elements}, _nbytes(weight))
     return work
@@ -59,7 +61,7 @@ def _matrices(op: Op) -> Iterator[tuple[str, str]]:
     if not op.parts:
         yield "weight", ""
     for head, part in innermost(op.parts):
-        if part.op == "gemm":
+        if part.op in ("gemm", "conv2d"):
             yield part.weights["weight"], head
 
 

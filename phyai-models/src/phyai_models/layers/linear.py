@@ -249,11 +249,11 @@ class Matmul:
         for site, part in zip(self.sites, weights, strict=True):
             site.refresh(part.bound)
 
-    def __call__(self, x: torch.Tensor, *onto: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, *onto: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if len(self.sites) == 1:
-            y: torch.Tensor = self.sites[0].run(x, *onto)
+            y: torch.Tensor = self.sites[0].run(x, *onto, out=out)
             return y
-        return torch.cat([site.run(x) for site in self.sites], dim=-1)
+        return torch.cat([site.run(x) for site in self.sites], dim=-1, out=out)
 
 
 class Linear(Layer):
@@ -287,8 +287,8 @@ class Linear(Layer):
     def refresh(self, source: WeightSource) -> None:
         self.matmul.refresh(self.parameters.load_again(source))
 
-    def __call__(self, x: torch.Tensor, *onto: torch.Tensor) -> torch.Tensor:
-        return self.matmul(x, *onto)
+    def __call__(self, x: torch.Tensor, *onto: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.matmul(x, *onto, out=out)
 
 
 def matrices(layer: Layer) -> Iterator[LinearParameters]:
