@@ -95,6 +95,11 @@ __device__ __forceinline__ uint4 load_shared4(u32 addr) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(addr) : "memory");
     return v;
 }
+__device__ __forceinline__ float2 load_shared2(u32 addr) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(addr) : "memory");
+    return v;
+}
 // Four 8 × 8 matrices of elements, as fragments: a thread names one row of 16 bytes.
 __device__ __forceinline__ void load_matrices(u32* v, u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
