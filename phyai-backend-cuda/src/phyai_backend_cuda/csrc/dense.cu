@@ -6,6 +6,8 @@
 // Three warp groups: one thread of the first fetches, the two others multiply 64 rows each.
 //
 // Of a launch that overlaps only W and bias are read before the kernel in front has ended.
+#include "activations.cuh"
+#include "dense_rope.cuh"
 #include "tma.cuh"
 #include "wgmma_wide.cuh"
 
@@ -21,46 +23,13 @@
 #define UNITS (KEPT / 8)             // of 16 bytes, of a row of y
 #define PITCH (16 * (UNITS | 1))     // bytes between rows of y in shared memory: no two of eight in the same banks
 
-// One instruction each: no denormal numbers, an error of about 2^-22.
-__device__ __forceinline__ float exp2_of(float x) {
-    asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
-    return x;
-}
-__device__ __forceinline__ float reciprocal(float x) {
-    asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(x));
-    return x;
-}
-__device__ __forceinline__ float activate(float x) {
-#if ACTIVATION == 1  // silu
-    return x * reciprocal(1.0f + exp2_of(-1.4426950408889634f * x));
-#elif ACTIVATION == 2  // gelu
-    return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
-#elif ACTIVATION == 3  // gelu_tanh: x · sigmoid(2u), u = √(2/π) · (x + 0.044715·x³)
-    return x * reciprocal(1.0f + exp2_of(x * (-2.302208198f - 0.10294323957f * (x * x))));
-#elif ACTIVATION == 4  // relu
-    return fmaxf(x, 0.0f);
-#elif ACTIVATION == 5
-    float t, h = 0.5f * x;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(x * (0.7978845608f + 0.0356774081f * (x * x))));
-    return h * t + h;
-#else
-    return x;
-#endif
-}
-__device__ __forceinline__ u32 activated(float x, float y) {
-#if ACTIVATION == 6
-    const float a = 1.0f + exp2_of(fminf(60.0f, x * (-2.302208198f - 0.10294323957f * (x * x))));
-    const float b = 1.0f + exp2_of(fminf(60.0f, y * (-2.302208198f - 0.10294323957f * (y * y))));
-    const float r = reciprocal(a * b);
-    return pack_elem(x * (r * b), y * (r * a));
-#else
-    return pack_elem(activate(x), activate(y));
-#endif
-}
-
 extern "C" __global__ void __launch_bounds__(384, 1) dense(
     const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight, const elem* bias, elem* y,
-    long long y_row, int M, int N, int K) {
+    long long y_row, int M, int N, int K
+#ifdef ROPE
+    , const Rope rope
+#endif
+) {
     extern __shared__ char raw[];
     const u32 base = (smem_u32(raw) + 1023) & ~1023u;
     const u32 exchange = base + STAGES * STAGE;  // partial sums from the block with the other half of K
@@ -129,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
     }
 
     more_registers<232>();
-    const int mine = group - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, thread = threadIdx.x - 128;
+    const int mine = group - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     // one lane for each block that fetches for this one
     const int source = lane < ACROSS ? along * ACROSS + lane : ((lane - ACROSS) + (lane - ACROSS >= along)) * ACROSS + across;
     const bool tells = warp == 0 && lane < SOURCES;
@@ -168,36 +137,50 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
             v[e] = half ? d[4 * j + e] : d[4 * (UNITS + j) + e];
             d[4 * j + e] = half ? d[4 * (UNITS + j) + e] : d[4 * j + e];
         }
-        push4(other + (j * 256 + thread) * 16, arrived, v);
+        push4(other + (j * 256 + threadIdx.x - 128) * 16, arrived, v);
     }
     mbar_wait(met, 0);
 #pragma unroll
     for (int j = 0; j < UNITS; j++) {
-        const float4 v = as_float4(load_shared4(exchange + (j * 256 + thread) * 16));
+        const float4 v = as_float4(load_shared4(exchange + (j * 256 + threadIdx.x - 128) * 16));
         d[4 * j] += v.x, d[4 * j + 1] += v.y, d[4 * j + 2] += v.z, d[4 * j + 3] += v.w;
     }
 #endif
     named_barrier(1, 256);  // what was multiplied is not needed any more: the result goes where it was
     const u32 place = base + (mine * 64 + warp * 16) * PITCH, mine_bias = biases + (half * KEPT + 2 * (lane % 4)) * 4;
-    const auto ended = [&](int j, int e) {
-        const float2 b = load_shared2(mine_bias + 32 * j);
-        return activated(d[4 * j + e] + b.x, d[4 * j + e + 1] + b.y);
-    };
-#pragma unroll
-    for (int j = 0; j < UNITS / 2 * 2; j += 2)  // matrix lane / 8: rows 0–7 and 8–15 of the first eight columns, then of the next
-        store_matrices(place + (lane % 16) * PITCH + (j + lane / 16) * 16, ended(j, 0), ended(j, 2), ended(j + 1, 0), ended(j + 1, 2));
-    if (UNITS % 2) {
-        const u32 to = place + lane / 4 * PITCH + (UNITS - 1) * 16 + 4 * (lane % 4);
-        store_shared(to, ended(UNITS - 1, 0));
-        store_shared(to + 8 * PITCH, ended(UNITS - 1, 2));
-    }
-    __syncwarp();
     const int row = m + mine * 64 + warp * 16, column = n + half * KEPT;
 #pragma unroll
-    for (int i = lane; i < 16 * UNITS; i += 32) {
-        const int r = i / UNITS, c = i % UNITS;
-        if (row + r < M && column + 8 * c < N)
-            *reinterpret_cast<uint4*>(y + (row + r) * y_row + column + 8 * c) = load_shared4(place + r * PITCH + 16 * c);
+    for (int j = 0; j < UNITS; j++) {
+        const float2 b = load_shared2(mine_bias + 32 * j);
+#pragma unroll
+        for (int e = 0; e < 4; e++) d[4 * j + e] = activate(d[4 * j + e] + (e % 2 ? b.y : b.x));
+    }
+#ifdef ROPE
+    rope.rotate(d, row + lane / 4, column, lane % 4, M);
+#endif
+    const auto pair = [&](int j, int e) { return pack_elem(d[4 * j + e], d[4 * j + e + 1]); };
+#pragma unroll
+    for (int j = 0; j < UNITS / 2 * 2; j += 2)  // matrix lane / 8: rows 0–7 and 8–15 of eight columns, then of the next eight
+        store_matrices(place + (lane % 16) * PITCH + (j + lane / 16) * 16, pair(j, 0), pair(j, 2), pair(j + 1, 0), pair(j + 1, 2));
+    if (UNITS % 2) {
+        const u32 to = place + lane / 4 * PITCH + (UNITS - 1) * 16 + 4 * (lane % 4);
+        store_shared(to, pair(UNITS - 1, 0));
+        store_shared(to + 8 * PITCH, pair(UNITS - 1, 2));
+    }
+    __syncwarp();
+#ifdef ROPE
+    const Places places(rope, row + lane % 16, M);
+#endif
+#pragma unroll
+    for (int i = lane; i < (16 * UNITS + 31) / 32 * 32; i += 32) {
+        const int r = i / UNITS, at = column + i % UNITS * 8;
+#ifdef ROPE
+        elem* to = places.of(rope, r, at);
+#else
+        elem* to = y + (row + r) * y_row + at;
+#endif
+        if (i < 16 * UNITS && row + r < M && at < N)
+            *reinterpret_cast<uint4*>(to) = load_shared4(place + r * PITCH + i % UNITS * 16);
     }
     if (CLUSTER > 1) cluster_wait();
 }
