@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from phyai.facts import Facts, whole
+from phyai.kernel import Prepared, Resources
+
+from phyai_backend_cuda.dense.product import Product
+from phyai_backend_cuda.runtime.launch import settled
+from phyai_backend_cuda.runtime.memory import aligned, output, readable, settle
 
 POINTERS = ("positions", "cos_sin", "slots", "q", "k", "v")
 STEPS = ("q_row", "q_head", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head")
@@ -42,3 +50,45 @@ def arguments(
         *(t.data_ptr() for t in tensors), *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
         k_cache.shape[1], q.shape[1], k_cache.shape[2],
     )  # fmt: skip
+
+
+def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
+    heads, kv_heads, head_dim, rotary = (
+        whole(facts, f"shape.{name}") for name in ("heads", "kv_heads", "head_dim", "rotary_dim")
+    )
+    neox = facts.get("attrs.style", "neox") == "neox"
+    cos_sin = aligned(weights["cos_sin"])
+    rows = order(heads, kv_heads, head_dim, rotary).to(cos_sin.device)
+
+    def ordered(weight: Any) -> Any:
+        return weight if weight is None or not neox else weight[rows]
+
+    product = Product(
+        ordered(weights["weight"]), ordered(weights.get("bias")), facts, defines={
+            "ROPE": 1 if neox else 2, "HEAD_DIM": head_dim, "ROTARY": rotary,
+            **({"WIDE": 1} if facts["dtype.positions"] == "int64" else {}),
+        },
+    )  # fmt: skip
+    product.load(resources.rows)
+    settled()
+
+    def run(
+        x: torch.Tensor, positions: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor,
+        out: torch.Tensor | None = None, state: object = None,
+    ) -> torch.Tensor:  # fmt: skip
+        q = output(x, out, len(x), heads, head_dim)
+        if len(x):
+            given = q, k_cache, v_cache
+            places = [readable(t) for t in given]
+            rope = arguments(positions.contiguous(), cos_sin, slots.contiguous(), *places)
+            product.launch(readable(x), None, rope)
+            for tensor, place in zip(given, places, strict=True):
+                settle(tensor, place)
+        return q
+
+    def refresh(new: Mapping[str, Any]) -> None:
+        product.refresh(ordered(new["weight"]), ordered(new.get("bias")))
+        cos_sin.copy_(new["cos_sin"])
+        settled()
+
+    return Prepared(run, refresh=refresh)

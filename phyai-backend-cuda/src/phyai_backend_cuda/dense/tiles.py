@@ -10,6 +10,9 @@ ROWS, STEP = 128, 64  # of x in a block; elements of K at a time
 ROW = 128  # bytes of a row at a time
 MAX_STAGES, SHARED = 8, 232_448  # bytes of a processor that one block may have
 MAX_COLUMNS = 256
+#: Cycles before the first product and, for each column, after the last; bytes that L2 gives a cycle.
+BEFORE, AFTER, EXCHANGE, L2 = 2500, 8, 1500, 5000
+SPLIT_BELOW, SPLIT_FROM = 1536, 2048
 
 
 @attrs.frozen(kw_only=True)
@@ -57,3 +60,59 @@ class Tile:
             "COLUMNS": self.columns, "ACROSS": self.across, "ALONG": self.along, "SPLIT": self.split,
             "STAGES": self.depth,
         }  # fmt: skip
+
+
+@attrs.frozen
+class Chip:
+    """What a product may use: processors, and how many clusters of four blocks of one processor each run at once."""
+
+    processors: int = 132
+    fours: int = 31
+
+    def at_once(self, tile: Tile) -> int:
+        """Blocks that run at the same time."""
+        if tile.cluster <= 2:
+            return self.processors // tile.cluster * tile.cluster
+        return self.fours * 4 if tile.cluster == 4 else 0
+
+
+def cost(tile: Tile, m: int, n: int, k: int, chip: Chip) -> float:
+    """Cycles that a product takes, by a model whose constants come from measurements of an H200.
+
+    A step of K takes as long as its products, or as what it fetches from L2 where that is longer; a wave of blocks as
+    its steps, and what comes before and after them.
+    """
+    blocks, at_once = tile.grid(m, n), chip.at_once(tile)
+    if not at_once:
+        return float("inf")
+    steps = -(-k // STEP // tile.split)
+    fetched = (ROWS / tile.along + tile.columns / tile.across) * ROW * min(blocks, at_once)
+    step = max(4 * tile.columns, fetched / L2)
+    return -(-blocks // at_once) * (BEFORE + steps * step + AFTER * tile.columns + (tile.split - 1) * EXCHANGE)
+
+
+def split_of(n: int, k: int) -> int:
+    """How many blocks share K. It follows from the weight alone, so that no row's result depends on the others.
+
+    >>> [split_of(*weight) for weight in ((1152, 4304), (1152, 1152), (4304, 1152), (2048, 2048))]
+    [2, 1, 1, 1]
+    """
+    return 2 if n <= SPLIT_BELOW and k >= SPLIT_FROM else 1
+
+
+@functools.lru_cache(maxsize=1024)
+def tile_for(m: int, n: int, k: int, chip: Chip = Chip()) -> Tile:
+    """The tile that takes the least time by :func:`cost`.
+
+    >>> [tile_for(768, n, 1152).columns for n in (3456, 4304)]
+    [160, 208]
+    """
+    split = split_of(n, k)
+    tiles = [
+        Tile(columns=columns, across=across, along=along, split=split)
+        for across, along in ((1, 1), (2, 1), (1, 2), (2, 2))
+        if across * along * split <= 4
+        for columns in range(8 * max(across, split), MAX_COLUMNS + 1, 8 * max(across, split))
+    ]
+    return min(tiles, key=lambda tile: cost(tile, m, n, k, chip))
+
