@@ -1,1 +1,1 @@
-"""Products of many rows with a 16-bit weight, one tile a processor: ``csrc/dense.cu``."""
+"""Products of many rows with 16-bit weights, one tile a processor: ``csrc/dense.cu``."""

@@ -79,9 +79,8 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         q = output(x, out, len(x), heads, head_dim)
         if len(x):
             given = q, k_cache, v_cache
-            places = [readable(t) for t in given]
-            rope = arguments(positions.contiguous(), cos_sin, slots.contiguous(), *places)
-            product.launch(readable(x), None, rope)
+            places, rows, at = [readable(t) for t in given], readable(x), (positions.contiguous(), slots.contiguous())
+            product.launch(rows, None, arguments(at[0], cos_sin, at[1], *places))
             for tensor, place in zip(given, places, strict=True):
                 settle(tensor, place)
         return q
