@@ -22,7 +22,7 @@ from phyai.testing.report import Outcome
 from phyai.testing.subject import Subject, about
 from phyai_backend_cuda.dense import gemm, product, rope
 from phyai_backend_cuda.dense.product import ACTIVATIONS
-from phyai_backend_cuda.dense.tiles import MAX_COLUMNS, SHARED, Chip, Tile, cost, split_of, tile_for
+from phyai_backend_cuda.dense.tiles import MAX_COLUMNS, SHARED, Chip, cost, split_of, tile_for
 from phyai_backend_cuda.records.dense import KERNELS
 from phyai_backend_cuda.runtime.nvrtc import SOURCES
 
@@ -46,7 +46,7 @@ class Matrix(ctypes.Structure):
     @classmethod
     def of(cls, matrix: torch.Tensor, box: int) -> Matrix:
         assert [matrix.data_ptr() % 16, matrix.stride(0) % 8, matrix.stride(1)] == [0, 0, 1]
-        assert 8 <= box <= 256 and box % 8 == 0
+        assert box in range(8, 257, 8)
         return cls(matrix.data_ptr(), *matrix.shape, matrix.stride(0), box)
 
     def values(self, dtype: torch.dtype) -> torch.Tensor:
@@ -77,9 +77,10 @@ class Simulated:
         if bias.value:
             want = want + memory(bias.value, dtype, (n.value,), (1,)).double()
         if more:
-            return self.store(more[0], want, dtype)
-        assert [y.value % 16, y_row.value % 8] == [0, 0]
-        memory(y.value, dtype, want.shape, (y_row.value, 1)).copy_(activated(want, d["ACTIVATION"]))
+            self.store(more[0], want, dtype)
+        else:
+            assert [y.value % 16, y_row.value % 8] == [0, 0]
+            memory(y.value, dtype, want.shape, (y_row.value, 1)).copy_(activated(want, d["ACTIVATION"]))
 
     def store(self, p: rope.Rope, qkv: torch.Tensor, dtype: torch.dtype) -> None:
         """``csrc/dense_rope.cuh``."""
@@ -155,7 +156,8 @@ _PROJECTION = {"heads": 3, "kv_heads": 2, "head_dim": 48}
 _QKV = {"T": 7, "K": 24, "N": 336, "max_position": 9, "rotary_dim": 32, **_PROJECTION, **_CACHE}
 CALLS: list[tuple[str, ArgSpec]] = [
     ("cuda.gemm.dense_16bit", ArgSpec("", {"M": 6, "N": 24, "K": 40}, {}, {}, ("bias",))),
-    ("cuda.mlp.dense_16bit", ArgSpec("", {"M": 6, "K": 24, "I": 40, "N": 16}, {}, {"activation": "gelu"}, ("fc1_bias",))),
+    ("cuda.mlp.dense_16bit",
+     ArgSpec("", {"M": 6, "K": 24, "I": 40, "N": 16}, {}, {"activation": "gelu"}, ("fc1_bias",))),
     ("cuda.qkv_rope_kv_write.dense_16bit", ArgSpec("", _QKV, {}, _PROJECTION, ("bias",))),
     ("cuda.qkv_rope_kv_write.dense_16bit",
      ArgSpec("", {**_QKV, "rotary_dim": 48}, {"positions": "int32"}, {**_PROJECTION, "style": "interleaved"})),

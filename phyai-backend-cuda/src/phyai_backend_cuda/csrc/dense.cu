@@ -1,6 +1,6 @@
 // y[M, N] = act(x · Wᵀ + bias): one tile of 128 × COLUMNS a block, so wide that the tiles of a call fill the processors.
 //
-// x is [M, K] and W [N, K], both of one 16-bit type; y is too. A cluster shares what it fetches: ACROSS blocks beside
+// x is [M, K] and W [N, K], both of one 16-bit type, as y is; or (FP8) both e4m3 with a scale for each row, and y bf16. A cluster shares what it fetches: ACROSS blocks beside
 // each other along M the same rows of W, ALONG blocks along N the same rows of x; each fetches its part for all. SPLIT 2:
 // two such groups have half of K each, and of each tile each block ends with half the columns of both partial sums.
 // Three warp groups: one thread of the first fetches, the two others multiply 64 rows each.
@@ -13,7 +13,11 @@
 
 #define BM 128   // rows of a block
 #define ROW 128  // bytes of K at a time
+#ifdef FP8
+#define STEP ROW
+#else
 #define STEP (ROW / 2)
+#endif
 #define A_BYTES (BM * ROW)
 #define STAGE (A_BYTES + COLUMNS * ROW)
 #define GROUP (ACROSS * ALONG)       // blocks that share operands
@@ -26,6 +30,9 @@
 extern "C" __global__ void __launch_bounds__(384, 1) dense(
     const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight, const elem* bias, elem* y,
     long long y_row, int M, int N, int K
+#ifdef FP8
+    , const float* row_scale, const float* column_scale
+#endif
 #ifdef ROPE
     , const Rope rope
 #endif
@@ -33,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
     extern __shared__ char raw[];
     const u32 base = (smem_u32(raw) + 1023) & ~1023u;
     const u32 exchange = base + STAGES * STAGE;  // partial sums from the block with the other half of K
-    const u32 biases = exchange + (SPLIT - 1) * BM * KEPT * 4, full = biases + COLUMNS * 4, empty = full + 8 * STAGES;
+    const u32 biases = exchange + (SPLIT - 1) * BM * KEPT * 4, full = biases + COLUMNS * 8, empty = full + 8 * STAGES;
     const u32 met = empty + 8 * STAGES;
     const int group = threadIdx.x / 128;
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
@@ -59,6 +66,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
     if (group && threadIdx.x - 128 < COLUMNS) {
         const int column = n + threadIdx.x - 128;
         store_shared(biases + 4 * (threadIdx.x - 128), bias && column < N ? static_cast<float>(bias[column]) : 0.0f);
+#ifdef FP8
+        store_shared(biases + 4 * (COLUMNS + threadIdx.x - 128), column < N ? column_scale[column] : 0.0f);
+#endif
     }
     __syncthreads();
     if (CLUSTER > 1) { cluster_arrive(); cluster_wait(); }
@@ -108,6 +118,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
         if (CLUSTER > 1) mbar_arrive_at(there + 8 * (k % STAGES));
         else mbar_arrive(there + 8 * (k % STAGES));
     };
+#ifdef FP8
+    const int scaled = m + mine * 64 + warp * 16 + lane / 4;
+    const float scales[2] = {scaled < M ? row_scale[scaled] : 0.0f, scaled + 8 < M ? row_scale[scaled + 8] : 0.0f};
+#endif
     float d[COLUMNS / 2];
     for (int k = 0; k < steps; k++) {
         const int s = k % STAGES;
@@ -152,6 +166,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
 #pragma unroll
     for (int j = 0; j < UNITS; j++) {
         const float2 b = load_shared2(mine_bias + 32 * j);
+#ifdef FP8
+        const float2 s = load_shared2(mine_bias + 32 * j + 4 * COLUMNS);
+#pragma unroll
+        for (int e = 0; e < 4; e++) d[4 * j + e] *= scales[e / 2] * (e % 2 ? s.y : s.x);
+#endif
 #pragma unroll
         for (int e = 0; e < 4; e++) d[4 * j + e] = activate(d[4 * j + e] + (e % 2 ? b.y : b.x));
     }

@@ -34,9 +34,9 @@ class Tile:
 
     @property
     def fixed_bytes(self) -> int:
-        """Of shared memory, beside the stages: alignment, partial sums, biases, barriers."""
+        """Of shared memory, beside the stages: alignment, partial sums, biases and scales, barriers."""
         partial = ROWS * self.columns // 2 * 4 if self.split == 2 else 0
-        return 1024 + partial + self.columns * 4 + 16 * MAX_STAGES + 8
+        return 1024 + partial + self.columns * 8 + 16 * MAX_STAGES + 8
 
     @property
     def stage_bytes(self) -> int:
@@ -115,4 +115,3 @@ def tile_for(m: int, n: int, k: int, chip: Chip = Chip()) -> Tile:
         for columns in range(8 * max(across, split), MAX_COLUMNS + 1, 8 * max(across, split))
     ]
     return min(tiles, key=lambda tile: cost(tile, m, n, k, chip))
-
