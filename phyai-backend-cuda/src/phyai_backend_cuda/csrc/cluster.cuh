@@ -52,6 +52,8 @@ __device__ __forceinline__ u32 cluster_rank() {
     return rank;
 }
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// The same without ordering what was written before it, which would be a fence of the whole device's memory.
+__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // The address, in the cluster's window, of what lies at `addr` in the shared memory of block `rank`.
 __device__ __forceinline__ u32 peer(u32 addr, u32 rank) {

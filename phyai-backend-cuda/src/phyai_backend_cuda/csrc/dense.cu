@@ -20,6 +20,9 @@
 #endif
 #define A_BYTES (BM * ROW)
 #define STAGE (A_BYTES + COLUMNS * ROW)
+#ifndef AHEAD
+#define AHEAD STAGES
+#endif
 #define GROUP (ACROSS * ALONG)       // blocks that share operands
 #define CLUSTER (GROUP * SPLIT)
 #define SOURCES (ACROSS + ALONG - 1)  // blocks that a block fetches for, and that fetch for it
@@ -49,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
     const int m = (cluster % row_clusters * ACROSS + across) * BM;
     const int n = (cluster / row_clusters * ALONG + along) * COLUMNS;
     const int all = (K + STEP - 1) / STEP, first = half * ((all + SPLIT - 1) / SPLIT);
-    const int steps = min(all - first, (all + SPLIT - 1) / SPLIT), ahead = min(steps, STAGES);
+    const int steps = min(all - first, (all + SPLIT - 1) / SPLIT), ahead = min(steps, AHEAD);
 
     launch_next();
     if (threadIdx.x == 0) {
@@ -63,15 +66,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
         fence_barriers();
         if (SPLIT > 1) mbar_expect(met, BM * KEPT * 4);
     }
-    if (group && threadIdx.x - 128 < COLUMNS) {
-        const int column = n + threadIdx.x - 128;
-        store_shared(biases + 4 * (threadIdx.x - 128), bias && column < N ? static_cast<float>(bias[column]) : 0.0f);
-#ifdef FP8
-        store_shared(biases + 4 * (COLUMNS + threadIdx.x - 128), column < N ? column_scale[column] : 0.0f);
-#endif
-    }
     __syncthreads();
-    if (CLUSTER > 1) { cluster_arrive(); cluster_wait(); }
+    if (CLUSTER > 1) { cluster_arrive_relaxed(); cluster_wait(); }
 
     const u32 row_mask = ((1u << ACROSS) - 1) << (half * GROUP + along * ACROSS);  // who has the same columns
     const auto load_weight = [&](int k) {
@@ -95,19 +91,25 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
                 if (ALONG > 1) tile_load_all(to, x, (first + k) * STEP, m + along * part, full + 8 * s, column_mask);
                 else tile_load(to, x, (first + k) * STEP, m, full + 8 * s);
             };
-            for (int k = 0; k < ahead; k++) load_x(k);
-            for (int k = ahead; k < steps; k++) {
-                mbar_wait(empty + 8 * (k % STAGES), (k / STAGES + 1) & 1);
-                load_weight(k);
+            for (int k = 0; k < steps; k++) {
+                if (k >= STAGES) mbar_wait(empty + 8 * (k % STAGES), (k / STAGES + 1) & 1);
+                if (k >= ahead) load_weight(k);
                 load_x(k);
             }
         }
         __syncwarp();
-        if (CLUSTER > 1) { cluster_arrive(); cluster_wait(); }
+        if (CLUSTER > 1) { cluster_arrive_relaxed(); cluster_wait(); }
         return;
     }
 
     more_registers<232>();
+    if (threadIdx.x - 128 < COLUMNS) {
+        const int column = n + threadIdx.x - 128;
+        store_shared(biases + 4 * (threadIdx.x - 128), bias && column < N ? static_cast<float>(bias[column]) : 0.0f);
+#ifdef FP8
+        store_shared(biases + 4 * (COLUMNS + threadIdx.x - 128), column < N ? column_scale[column] : 0.0f);
+#endif
+    }
     const int mine = group - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     // one lane for each block that fetches for this one
     const int source = lane < ACROSS ? along * ACROSS + lane : ((lane - ACROSS) + (lane - ACROSS >= along)) * ACROSS + across;
@@ -138,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
         }
     }
     gmma_wait<0>();
-    if (CLUSTER > 1) cluster_arrive();  // no block ends while another may still write to it
+    if (CLUSTER > 1) cluster_arrive_relaxed();  // no block ends while another may still write to it
 
     // Thread t of a warp has rows t / 4 and t / 4 + 8 of its warp's 16, columns 8·j + 2·(t % 4) and the next in d[4·j …].
 #if SPLIT > 1
