@@ -20,7 +20,7 @@ from phyai.testing.case import MEMORY, Case
 from phyai.testing.kit import examine, examine_call
 from phyai.testing.report import Outcome
 from phyai.testing.subject import Subject, about
-from phyai_backend_cuda.dense import gemm, product, rope
+from phyai_backend_cuda.dense import fp8, gemm, product
 from phyai_backend_cuda.dense.product import ACTIVATIONS
 from phyai_backend_cuda.dense.tiles import MAX_COLUMNS, SHARED, Chip, cost, split_of, tile_for
 from phyai_backend_cuda.records.dense import KERNELS
@@ -30,7 +30,7 @@ F = torch.nn.functional
 ON_GPU = torch.cuda.is_available()
 on_cpu = pytest.mark.skipif(ON_GPU, reason="the kernels themselves are tested where there is a GPU")
 CPU = Environment.detect("cpu", libraries=())
-H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.cupy": "14.2.0"})
+H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.cupy": "14.2.0", "lib.triton": "3.6.0"})
 BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}
 OPS = {op.name: op for op in CORE_OPS}
 
@@ -45,7 +45,7 @@ class Matrix(ctypes.Structure):
 
     @classmethod
     def of(cls, matrix: torch.Tensor, box: int) -> Matrix:
-        assert [matrix.data_ptr() % 16, matrix.stride(0) % 8, matrix.stride(1)] == [0, 0, 1]
+        assert [matrix.data_ptr() % 16, matrix.stride(0) * matrix.element_size() % 16, matrix.stride(1)] == [0, 0, 1]
         assert box in range(8, 257, 8)
         return cls(matrix.data_ptr(), *matrix.shape, matrix.stride(0), box)
 
@@ -73,41 +73,18 @@ class Simulated:
         assert tuple(grid) == (self.cluster * clusters,)
         assert (x.box, weight.box) == (128 // d["ALONG"], d["COLUMNS"] // d["ACROSS"])
         assert [x.rows, x.columns, weight.rows, weight.columns] == [m.value, k.value, n.value, k.value]
-        want = x.values(dtype) @ weight.values(dtype).T
+        given = torch.float8_e4m3fn if "FP8" in d else dtype
+        want = x.values(given) @ weight.values(given).T
+        if "FP8" in d:
+            rows, columns = (
+                memory(at.value, torch.float32, (size.value,), (1,)).double()
+                for at, size in zip(more, (m, n), strict=True)
+            )
+            want = want * rows[:, None] * columns
         if bias.value:
             want = want + memory(bias.value, dtype, (n.value,), (1,)).double()
-        if more:
-            self.store(more[0], want, dtype)
-        else:
-            assert [y.value % 16, y_row.value % 8] == [0, 0]
-            memory(y.value, dtype, want.shape, (y_row.value, 1)).copy_(activated(want, d["ACTIVATION"]))
-
-    def store(self, p: rope.Rope, qkv: torch.Tensor, dtype: torch.dtype) -> None:
-        """``csrc/dense_rope.cuh``."""
-        m, dim, rotary = len(qkv), self.d["HEAD_DIM"], self.d["ROTARY"]
-        heads, turned = p.heads + p.kv_heads, torch.arange(rotary)
-        if self.d["ROPE"] == 1:  # eight columns, then those that they rotate with
-            turned = turned // 16 * 8 + turned // 8 % 2 * (rotary // 2) + turned % 8
-        plain = qkv.view(m, -1, dim).clone()
-        plain[:, :heads, turned] = qkv.view(m, -1, dim)[:, :heads, :rotary]
-        at = memory(p.positions, torch.int64 if "WIDE" in self.d else torch.int32, (m,), (1,)).long()
-        table = memory(p.cos_sin, torch.float32, (int(at.max()) + 1, rotary), (rotary, 1))[at].double()[:, None]
-        cos, sin = table.chunk(2, -1)
-        part = plain[:, :heads, :rotary]
-        first, second = part.chunk(2, -1) if self.d["ROPE"] == 1 else (part[..., ::2], part[..., 1::2])
-        first, second = first * cos - second * sin, second * cos + first * sin
-        if self.d["ROPE"] == 1:
-            part.copy_(torch.cat([first, second], -1))
-        else:
-            part[..., ::2], part[..., 1::2] = first, second
-        memory(p.q, dtype, (m, p.heads, dim), (p.q_row, p.q_head, 1)).copy_(plain[:, : p.heads])
-        slots = memory(p.slots, torch.int64, (m,), (1,))
-        for name, values in (("k", plain[:, p.heads : heads]), ("v", plain[:, heads:])):
-            base, steps = getattr(p, name), [getattr(p, f"{name}_{step}") for step in ("page", "slot", "head")]
-            assert [base % 16, *(step % 8 for step in steps)] == [0] * 4
-            for row, slot in zip(values, slots.tolist(), strict=True):
-                offset = slot // p.page_size * steps[0] + slot % p.page_size * steps[1]
-                memory(base + 2 * offset, dtype, (p.kv_heads, dim), (steps[2], 1)).copy_(row)
+        assert [y.value % 16, y_row.value % 8] == [0, 0]
+        memory(y.value, dtype, want.shape, (y_row.value, 1)).copy_(activated(want, d["ACTIVATION"]))
 
 
 def activated(x: torch.Tensor, activation: int) -> torch.Tensor:
@@ -118,14 +95,14 @@ def activated(x: torch.Tensor, activation: int) -> torch.Tensor:
 
 
 @pytest.fixture
-def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+def simulated(monkeypatch: pytest.MonkeyPatch, correct_rounding: None) -> None:
     def load(name: str, function: str, defines: Mapping[str, int], *, cluster: int = 1, **_: Any) -> Simulated:
         return Simulated(defines, cluster)
 
     monkeypatch.setattr(product, "load", load)
     monkeypatch.setattr(product, "matrix_map", Matrix.of)
     monkeypatch.setattr(product, "current_stream", lambda: 0)
-    for module in (gemm, rope):
+    for module in (gemm, fp8):
         monkeypatch.setattr(module, "settled", lambda: None)
 
 
@@ -151,16 +128,10 @@ def test_what_a_row_claims_it_computes(id: str, catalog: Catalog, simulated: Non
     assert any(check.outcome is Outcome.PASSED for check in report.checks)
 
 
-_CACHE = {"pages": 3, "page_size": 4, "kv_heads": 2, "head_dim": 48}
-_PROJECTION = {"heads": 3, "kv_heads": 2, "head_dim": 48}
-_QKV = {"T": 7, "K": 24, "N": 336, "max_position": 9, "rotary_dim": 32, **_PROJECTION, **_CACHE}
 CALLS: list[tuple[str, ArgSpec]] = [
     ("cuda.gemm.dense_16bit", ArgSpec("", {"M": 6, "N": 24, "K": 40}, {}, {}, ("bias",))),
     ("cuda.mlp.dense_16bit",
      ArgSpec("", {"M": 6, "K": 24, "I": 40, "N": 16}, {}, {"activation": "gelu"}, ("fc1_bias",))),
-    ("cuda.qkv_rope_kv_write.dense_16bit", ArgSpec("", _QKV, {}, _PROJECTION, ("bias",))),
-    ("cuda.qkv_rope_kv_write.dense_16bit",
-     ArgSpec("", {**_QKV, "rotary_dim": 48}, {"positions": "int32"}, {**_PROJECTION, "style": "interleaved"})),
 ]  # fmt: skip
 
 
@@ -231,17 +202,6 @@ def test_who_fetches_for_a_block_is_told_when_it_has_read(across: int, along: in
         assert set(sources) == {other for other, to in fetches.items() if rank in to}
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "rotary"), [(8, 1, 256, 256), (3, 2, 48, 32)])
-def test_what_rotates_together_lies_in_one_thread(heads: int, kv_heads: int, head_dim: int, rotary: int) -> None:
-    """Of 16 columns thread q has 2q, 2q + 1, and the same eight further on."""
-    rows = rope.order(heads, kv_heads, head_dim, rotary)
-    assert sorted(rows.tolist()) == list(range((heads + 2 * kv_heads) * head_dim))
-    assert rows[(heads + kv_heads) * head_dim :].tolist() == list(range(len(rows))[(heads + kv_heads) * head_dim :])
-    for head in range(heads + kv_heads):
-        pairs = rows[head * head_dim : head * head_dim + rotary].view(-1, 2, 8)
-        assert torch.equal(pairs[:, 1], pairs[:, 0] + rotary // 2)
-
-
 def test_nothing_but_the_weight_and_its_bias_is_touched_before_the_kernel_in_front_has_ended() -> None:
     text = (SOURCES / "dense.cu").read_text(encoding="utf-8")
     body = text[text.index('extern "C"') :]
@@ -250,5 +210,5 @@ def test_nothing_but_the_weight_and_its_bias_is_touched_before_the_kernel_in_fro
     assert "wait_previous" not in after
     assert "return;" not in before  # every block waits, so that whoever waits for it waits for all in front
     assert "load(to, x" not in before
-    assert "rope." not in before
     assert "load_x" not in before
+    assert "row_scale[" not in before

@@ -29,15 +29,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GP
 
 BY_ID = {kernel.id: kernel for kernel in KERNELS}
 OPS = {op.name: op for op in CORE_OPS}
-_HEADS = {"heads": 3, "kv_heads": 2, "head_dim": 48}
-_QKV = {"T": 7, "K": 72, "N": 336, "max_position": 9, "rotary_dim": 32, "pages": 3, "page_size": 4, **_HEADS}
 CALLS: list[tuple[str, ArgSpec]] = [
     ("cuda.gemm.dense_16bit", ArgSpec("", {"M": 6, "N": 72, "K": 136}, {}, {}, ("bias",))),
     ("cuda.gemm.dense_16bit", ArgSpec("", {"M": 140, "N": 1152, "K": 2056}, {"x": "fp16"})),
     ("cuda.mlp.dense_16bit", ArgSpec("", {"M": 6, "K": 72, "I": 136, "N": 40}, {}, {"activation": "gelu_tanh"})),
-    ("cuda.qkv_rope_kv_write.dense_16bit", ArgSpec("", _QKV, {}, _HEADS, ("bias",))),
-    ("cuda.qkv_rope_kv_write.dense_16bit",
-     ArgSpec("", {**_QKV, "rotary_dim": 48}, {"positions": "int32"}, {**_HEADS, "style": "interleaved"})),
 ]  # fmt: skip
 
 
@@ -96,14 +91,14 @@ def test_bits_do_not_depend_on_the_tile(split: int) -> None:
     torch.cuda.synchronize()
     found = []
     for tile in TILES:
-        if split == 2 and (tile.columns % 16 or tile.cluster == 4):
+        if tile.columns % (8 * split) or tile.cluster * split > 4:
             continue
         tile = attrs.evolve(tile, split=split)
         y = torch.empty(300, 1000, dtype=torch.bfloat16, device="cuda")
         boxes = matrix_map(weight, tile.columns // tile.across)
         launch(kernel_of(tile, {"ACTIVATION": 0}), tile, x, boxes, None, y, n=1000)
         found.append(y)
-    assert len(found) >= 1
+    assert len(found) >= 3
     assert all(torch.equal(y, found[0]) for y in found)
 
 

@@ -18,10 +18,6 @@ __device__ __forceinline__ float activate(float x) {
     return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
 #elif ACTIVATION == 3  // gelu_tanh: x · sigmoid(2u), u = √(2/π) · (x + 0.044715·x³)
     return x * reciprocal(1.0f + exp2_of(x * (-2.302208198f - 0.10294323957f * (x * x))));
-#elif ACTIVATION == 5
-    float t, h = 0.5f * x;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(x * (0.7978845608f + 0.0356774081f * (x * x))));
-    return h * t + h;
 #else
     return x;
 #endif

@@ -1,17 +1,17 @@
 // y[M, N] = act(x · Wᵀ + bias): one tile of 128 × COLUMNS a block, so wide that the tiles of a call fill the processors.
 //
-// x is [M, K] and W [N, K], both of one 16-bit type, as y is; or (FP8) both e4m3 with a scale for each row, and y bf16. A cluster shares what it fetches: ACROSS blocks beside
-// each other along M the same rows of W, ALONG blocks along N the same rows of x; each fetches its part for all. SPLIT 2:
-// two such groups have half of K each, and of each tile each block ends with half the columns of both partial sums.
+// x is [M, K] and W [N, K], both of one 16-bit type, as y is; or (FP8) both e4m3 with a scale for each row, and y bf16.
+// A cluster shares what it fetches: ACROSS blocks beside each other along M the same rows of W, ALONG blocks along N the
+// same rows of x; each fetches its part for all. SPLIT 2: two such groups have half of K each, and of each tile each block
+// ends with half the columns of both partial sums.
 // Three warp groups: one thread of the first fetches, the two others multiply 64 rows each.
 //
 // Of a launch that overlaps only W and bias are read before the kernel in front has ended.
 #include "activations.cuh"
-#include "dense_rope.cuh"
 #include "tma.cuh"
 #include "wgmma_wide.cuh"
 
-#define BM 128   // rows of a block
+#define BM 128  // rows of a block
 #define ROW 128  // bytes of K at a time
 #ifdef FP8
 #define STEP ROW
@@ -20,24 +20,19 @@
 #endif
 #define A_BYTES (BM * ROW)
 #define STAGE (A_BYTES + COLUMNS * ROW)
-#ifndef AHEAD
-#define AHEAD STAGES
-#endif
-#define GROUP (ACROSS * ALONG)       // blocks that share operands
+#define AHEAD 2  // steps of weights asked for before the kernel in front has ended
+#define GROUP (ACROSS * ALONG)  // blocks that share operands
 #define CLUSTER (GROUP * SPLIT)
 #define SOURCES (ACROSS + ALONG - 1)  // blocks that a block fetches for, and that fetch for it
-#define KEPT (COLUMNS / SPLIT)       // columns that a block ends with
-#define UNITS (KEPT / 8)             // of 16 bytes, of a row of y
-#define PITCH (16 * (UNITS | 1))     // bytes between rows of y in shared memory: no two of eight in the same banks
+#define KEPT (COLUMNS / SPLIT)  // columns that a block ends with
+#define UNITS (KEPT / 8)  // of 16 bytes, of a row of y
+#define PITCH (16 * (UNITS | 1))  // bytes between rows of y in shared memory: no two of eight in the same banks
 
 extern "C" __global__ void __launch_bounds__(384, 1) dense(
     const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight, const elem* bias, elem* y,
     long long y_row, int M, int N, int K
 #ifdef FP8
     , const float* row_scale, const float* column_scale
-#endif
-#ifdef ROPE
-    , const Rope rope
 #endif
 ) {
     extern __shared__ char raw[];
@@ -176,9 +171,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
 #pragma unroll
         for (int e = 0; e < 4; e++) d[4 * j + e] = activate(d[4 * j + e] + (e % 2 ? b.y : b.x));
     }
-#ifdef ROPE
-    rope.rotate(d, row + lane / 4, column, lane % 4, M);
-#endif
     const auto pair = [&](int j, int e) { return pack_elem(d[4 * j + e], d[4 * j + e + 1]); };
 #pragma unroll
     for (int j = 0; j < UNITS / 2 * 2; j += 2)  // matrix lane / 8: rows 0–7 and 8–15 of eight columns, then of the next eight
@@ -189,19 +181,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
         store_shared(to + 8 * PITCH, pair(UNITS - 1, 2));
     }
     __syncwarp();
-#ifdef ROPE
-    const Places places(rope, row + lane % 16, M);
-#endif
 #pragma unroll
-    for (int i = lane; i < (16 * UNITS + 31) / 32 * 32; i += 32) {
-        const int r = i / UNITS, at = column + i % UNITS * 8;
-#ifdef ROPE
-        elem* to = places.of(rope, r, at);
-#else
-        elem* to = y + (row + r) * y_row + at;
-#endif
-        if (i < 16 * UNITS && row + r < M && at < N)
-            *reinterpret_cast<uint4*>(to) = load_shared4(place + r * PITCH + i % UNITS * 16);
+    for (int i = lane; i < 16 * UNITS; i += 32) {
+        const int r = i / UNITS, c = i % UNITS;
+        if (row + r < M && column + 8 * c < N)
+            *reinterpret_cast<uint4*>(y + (row + r) * y_row + column + 8 * c) = load_shared4(place + r * PITCH + 16 * c);
     }
     if (CLUSTER > 1) cluster_wait();
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from phyai.facts import Facts, whole
@@ -15,6 +14,10 @@ from phyai_backend_cuda.runtime.memory import aligned, output, placed, readable,
 from phyai_backend_cuda.runtime.tensor_map import TensorMap, matrix_map
 
 THREADS = 384
+#: What the kernel is told of the type of x and of the weight.
+ELEMENTS: Mapping[torch.dtype, Mapping[str, int]] = {
+    torch.bfloat16: {}, torch.float16: {"HALF": 1}, torch.float8_e4m3fn: {"FP8": 1}
+}  # fmt: skip
 ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh")
 
 
@@ -22,13 +25,11 @@ class Product:
     """``act(x · weightᵀ + bias)`` of any number of rows, with a tile chosen for their number."""
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, facts: Facts, *, activation: str | None = None,
-        defines: Mapping[str, int] | None = None,
-    ) -> None:  # fmt: skip
+        self, weight: torch.Tensor, bias: torch.Tensor | None, facts: Facts, *, activation: str | None = None
+    ) -> None:
         self.weight, self.bias = aligned(weight), None if bias is None else aligned(bias)
         self._processors = whole(facts, "device.sm_count", 132)
-        half = {"HALF": 1} if weight.dtype == torch.float16 else {}
-        self._defines = {"ACTIVATION": ACTIVATIONS.index(activation), **half, **(defines or {})}
+        self._defines = {"ACTIVATION": ACTIVATIONS.index(activation), **ELEMENTS[weight.dtype]}
         self._boxes: dict[int, TensorMap] = {}
         self._chosen: dict[int, tuple[Tile, Kernel]] = {}
 
@@ -40,11 +41,12 @@ class Product:
     def chosen(self, rows: int) -> tuple[Tile, Kernel]:
         """The tile for so many rows, and its kernel."""
         if rows not in self._chosen:
+            n, k = len(self.weight), self.weight.shape[1] * self.weight.element_size() // 2
             chip = Chip(self._processors)
-            tile = tile_for(rows, *self.weight.shape, chip)
+            tile = tile_for(rows, n, k, chip)
             kernel = kernel_of(tile, self._defines)
             if tile.cluster == 4 and (fours := kernel.clusters(THREADS)) < chip.fours:
-                tile = tile_for(rows, *self.weight.shape, Chip(self._processors, fours))
+                tile = tile_for(rows, n, k, Chip(self._processors, fours))
                 kernel = kernel_of(tile, self._defines)
             self._chosen[rows] = tile, kernel
         return self._chosen[rows]
@@ -59,14 +61,14 @@ class Product:
             settle(y, place)
         return y
 
-    def launch(self, x: torch.Tensor, y: torch.Tensor | None, *more: Any) -> None:
-        """Write to ``y [M, N]`` on the current stream, or to what the kernel takes ``more`` of.
+    def launch(self, x: torch.Tensor, y: torch.Tensor, *scales: torch.Tensor, overlap: bool = True) -> None:
+        """Write ``y [M, N]`` of ``x [M, K]`` on the current stream; FP8 has scales, of rows of x and of the weight.
 
-        Rows of ``x [M, K]`` and ``y`` have no gaps and begin at multiples of 16 bytes. Weight and bias are read before
-        the kernel in front has ended: they must have been written by no kernel that may still be running.
+        Rows of ``x`` and ``y`` have no gaps and begin at multiples of 16 bytes. With ``overlap`` weight and bias are
+        read before the kernel in front has ended: they must have been written by no kernel that may still be running.
         """
         tile, kernel = self.chosen(len(x))
-        launch(kernel, tile, x, self.box(tile), self.bias, y, *more, n=len(self.weight))
+        launch(kernel, tile, x, self.box(tile), self.bias, y, *scales, n=len(self.weight), overlap=overlap)
 
     def box(self, tile: Tile) -> TensorMap:
         """The weight in boxes of the copy engine."""
@@ -90,12 +92,12 @@ def kernel_of(tile: Tile, defines: Mapping[str, int]) -> Kernel:
 
 
 def launch(
-    kernel: Kernel, tile: Tile, x: torch.Tensor, weight: TensorMap, bias: torch.Tensor | None, y: torch.Tensor | None,
-    *more: Any, n: int, overlap: bool = True,
+    kernel: Kernel, tile: Tile, x: torch.Tensor, weight: TensorMap, bias: torch.Tensor | None, y: torch.Tensor,
+    *scales: torch.Tensor, n: int, overlap: bool = True,
 ) -> None:  # fmt: skip
-    (m, k), pointers = x.shape, (None if t is None else t.data_ptr() for t in (bias, y))
+    (m, k), at = x.shape, [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in (bias, y, *scales)]
     arguments = (
-        matrix_map(x, ROWS // tile.along), weight, *(ctypes.c_void_p(p) for p in pointers),
-        ctypes.c_longlong(0 if y is None else y.stride(0)), *(ctypes.c_int(size) for size in (m, n, k)), *more,
+        matrix_map(x, ROWS // tile.along), weight, *at[:2], ctypes.c_longlong(y.stride(0)),
+        *(ctypes.c_int(size) for size in (m, n, k)), *at[2:],
     )  # fmt: skip
     kernel.launch((tile.grid(m, n),), THREADS, arguments, current_stream(), overlap=overlap)

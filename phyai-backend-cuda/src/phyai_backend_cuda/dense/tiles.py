@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import attrs
 
@@ -10,8 +11,10 @@ ROWS, STEP = 128, 64  # of x in a block; elements of K at a time
 ROW = 128  # bytes of a row at a time
 MAX_STAGES, SHARED = 8, 232_448  # bytes of a processor that one block may have
 MAX_COLUMNS = 256
-#: Cycles before the first product and, for each column, after the last; bytes that L2 gives a cycle.
-BEFORE, AFTER, EXCHANGE, L2 = 2500, 8, 1500, 5000
+#: Cycles before the first product and after the last; for each column of the result, for each neighbour in a cluster,
+#: for sharing rows of x, and to exchange partial sums; bytes that L2 gives a cycle.
+AROUND, COLUMN, NEIGHBOUR, SHARED_X, EXCHANGE, L2 = 8800, 8, 300, 600, 1000, 7000
+#: Weights of so few outputs and so many inputs share K.
 SPLIT_BELOW, SPLIT_FROM = 1536, 2048
 
 
@@ -67,28 +70,29 @@ class Chip:
     """What a product may use: processors, and how many clusters of four blocks of one processor each run at once."""
 
     processors: int = 132
-    fours: int = 31
+    fours: int = 30
 
     def at_once(self, tile: Tile) -> int:
         """Blocks that run at the same time."""
         if tile.cluster <= 2:
             return self.processors // tile.cluster * tile.cluster
-        return self.fours * 4 if tile.cluster == 4 else 0
+        return self.fours * 4
 
 
 def cost(tile: Tile, m: int, n: int, k: int, chip: Chip) -> float:
     """Cycles that a product takes, by a model whose constants come from measurements of an H200.
 
-    A step of K takes as long as its products, or as what it fetches from L2 where that is longer; a wave of blocks as
-    its steps, and what comes before and after them.
+    A step of K takes as long as its products or as what it fetches from L2, whichever is longer, and somewhat more
+    where they are alike; a wave of blocks as its steps, and what comes before and after them.
     """
     blocks, at_once = tile.grid(m, n), chip.at_once(tile)
     if not at_once:
-        return float("inf")
-    steps = -(-k // STEP // tile.split)
-    fetched = (ROWS / tile.along + tile.columns / tile.across) * ROW * min(blocks, at_once)
-    step = max(4 * tile.columns, fetched / L2)
-    return -(-blocks // at_once) * (BEFORE + steps * step + AFTER * tile.columns + (tile.split - 1) * EXCHANGE)
+        return math.inf
+    fetched = (ROWS / tile.along + tile.columns / tile.across) * ROW * min(blocks, at_once) / L2
+    step = math.sqrt(math.hypot((4 * tile.columns) ** 2, fetched**2))
+    around = AROUND + COLUMN * tile.columns + NEIGHBOUR * (tile.cluster - 1)
+    around += SHARED_X * (tile.along - 1) + EXCHANGE * (tile.split - 1)
+    return -(-blocks // at_once) * (-(-k // STEP // tile.split) * step + around)
 
 
 def split_of(n: int, k: int) -> int:
