@@ -21,7 +21,7 @@ import torch
 from gpu_parts import CALLS, Report, compiled, main_of, microseconds, resources
 from gpu_table import BF16_RATE, floor_of, normal, weight
 from phyai.facts import Facts
-from phyai_backend_cuda.dense.product import Product, launch
+from phyai_backend_cuda.dense.product import Product
 from phyai_backend_cuda.dense.tiles import tile_for
 
 F = torch.nn.functional
@@ -35,21 +35,11 @@ PRODUCTS: dict[str, tuple[tuple[int, ...], int, int, bool, str | None]] = {
     "prefix qkv": ((968, 816, 712, 1218, 512), 2560, 2048, False, None),
     "prefix o": ((968, 816, 712, 1218, 512), 2048, 2048, False, None),
 }  # fmt: skip
-HEADS = {"heads": 8, "kv_heads": 1, "head_dim": 256, "rotary_dim": 256}
-ROPE = {"ROPE": 1, "HEAD_DIM": 256, "ROTARY": 256, "WIDE": 1}
 SIGLIP = {"rows": 768, "width": 1152, "inner": 4304, "layers": 27}
 
 
-class Calls:
-    """A product with its tile: launches that overlap the one in front, or wait for it."""
-
-    def __init__(self, w: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None) -> None:
-        self.product = Product(w, bias, Facts({}), activation=activation)
-
-    def __call__(self, x: torch.Tensor, y: torch.Tensor, overlap: bool) -> torch.Tensor:
-        tile, kernel = self.product.chosen(len(x))
-        launch(kernel, tile, x, self.product.box(tile), self.product.bias, y, n=y.shape[1], overlap=overlap)
-        return y
+#: One product of a layer: with its name, of x.
+Step = Callable[[Product, str, torch.Tensor], torch.Tensor]
 
 
 def cublas(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> torch.Tensor:
@@ -66,8 +56,10 @@ def check(report: Report) -> None:
 
 def checked(m: int, n: int, k: int, biased: bool, activation: str | None) -> dict[str, Any]:
     x, w, bias = normal(m, k), weight(n, k), normal(n) if biased else None
-    call = Calls(w, bias, activation)
-    ys = [call(x, torch.full((m, n), torch.nan, dtype=x.dtype, device="cuda"), overlap) for overlap in (False, True)]
+    product = Product(w, bias, Facts({}), activation=activation)
+    ys = [torch.full((m, n), torch.nan, dtype=x.dtype, device="cuda") for _ in range(2)]
+    for y, overlap in zip(ys, (False, True), strict=True):
+        product.launch(x, y, overlap=overlap)
     want = x.double() @ w.double().T + (0 if bias is None else bias.double())
     want = F.gelu(want, approximate="tanh") if activation else want
     found = {"error": float((ys[0].double() - want).norm() / want.norm()), "same": torch.equal(*ys)}
@@ -91,21 +83,21 @@ def times(report: Report) -> None:
 
 
 def timed(made: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]], activation: str | None) -> dict[str, Any]:
-    calls = [Calls(w, bias, activation) for _, w, bias in made]
+    products = [Product(w, bias, Facts({}), activation=activation) for _, w, bias in made]
     xs, ys = [x for x, _, _ in made], [x.new_empty(len(x), len(w)) for x, w, _ in made]
     tile = tile_for(len(xs[0]), *made[0][1].shape)
 
     def all_of(overlap: bool) -> list[Callable[[], Any]]:
-        return [lambda c=c, x=x, y=y: c(x, y, overlap) for c, x, y in zip(calls, xs, ys, strict=True)]
+        return [lambda p=p, x=x, y=y: p.launch(x, y, overlap=overlap) for p, x, y in zip(products, xs, ys, strict=True)]
 
     return {
         "us": microseconds(all_of(False)), "overlapped_us": microseconds(all_of(True)),
-        **{name: getattr(tile, name) for name in ("columns", "across", "along", "split")},
+        "width": tile.columns, "across": tile.across, "along": tile.along, "split": tile.split,
     }  # fmt: skip
 
 
 def blocks(report: Report) -> None:
-    """SigLIP's feed-forward block and the prefix's projection with rotation and cache writes, as rows."""
+    """SigLIP's feed-forward block, as rows."""
     from gpu_table import prepared
 
     width, inner = SIGLIP["width"], SIGLIP["inner"]
@@ -120,27 +112,14 @@ def blocks(report: Report) -> None:
             report.attempt(
                 "time", {**row, "kernel": id}, lambda: {"us": microseconds([lambda r=r: r[0](r[1]) for r in runs])}
             )
-    for m in (968, 816, 712, 1218):
-        n, k = 2560, 2048
-        floor = floor_of(2 * (n * k + m * (n + k)), 2 * m * n * k, BF16_RATE)
-        row = {"call": f"qkv_rope_kv_write M={m} N={n} K={k}", "floor_us": round(floor * 1e6, 2)}
-        facts = {**{f"shape.{name}": size for name, size in HEADS.items()}, "dtype.positions": "int64"}
-        cos_sin, at = torch.randn(2048, 256, device="cuda"), torch.arange(m, device="cuda")
-        caches = [normal(1, 2048, 1, 256) for _ in range(2)]
-        made_qkv = [(normal(m, k), weight(n, k)) for _ in range(CALLS)]
-        for id in ("cuda.qkv_rope_kv_write", "cuda.qkv_rope_kv_write.dense_16bit"):
-            calls = [(prepared(id, facts, {"weight": w, "bias": None, "cos_sin": cos_sin}).run, x) for x, w in made_qkv]
-            report.attempt(
-                "time", {**row, "kernel": id},
-                lambda: {"us": microseconds([lambda c=c: c[0](c[1], at, *caches, at) for c in calls])},
-            )  # fmt: skip
 
 
 def chain(report: Report) -> None:
     """layer_norm_add, qkv, cuDNN's attention, o, layer_norm_add, up with activation, down; 27 times."""
     m, d, i, count = SIGLIP.values()
     sizes = {"qkv": (3 * d, d), "o": (d, d), "up": (i, d), "down": (d, i)}
-    layers = [{name: Calls(weight(*size), normal(size[0]) / 8, "gelu_tanh" if name == "up" else None)
+    activations = dict.fromkeys(sizes) | {"up": "gelu_tanh"}
+    layers = [{name: Product(weight(*size), normal(size[0]) / 8, Facts({}), activation=activations[name])
                for name, size in sizes.items()} for _ in range(count)]  # fmt: skip
     affine = [{"weight": 1 + normal(d) / 8, "bias": normal(d) / 8} for _ in range(2 * count)]
     ys = {name: torch.empty(m, n, dtype=torch.bfloat16, device="cuda") for name, (n, _) in sizes.items()}
@@ -151,29 +130,33 @@ def chain(report: Report) -> None:
         y = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, False, 0.0, False, False)[0]
         return y.transpose(1, 2).reshape(m, d)
 
-    def run(product: Callable[[Calls, str, torch.Tensor], torch.Tensor], norms: list[Any]) -> torch.Tensor:
+    def run(step: Step, norms: list[Any]) -> torch.Tensor:
         x, added = first.clone(), torch.zeros_like(first)
         for layer, before, between in zip(layers, norms[::2], norms[1::2], strict=True):
             h = before(added, x)
-            h = between(product(layer["o"], "o", attend(product(layer["qkv"], "qkv", h))), x)
-            added = product(layer["down"], "down", product(layer["up"], "up", h))
+            h = between(step(layer["o"], "o", attend(step(layer["qkv"], "qkv", h))), x)
+            added = step(layer["down"], "down", step(layer["up"], "up", h))
         return x + added
 
-    def library(call: Calls, name: str, x: torch.Tensor) -> torch.Tensor:
-        return cublas(x, call.product.weight, call.product.bias, "gelu_tanh" if name == "up" else None)
+    def library(product: Product, name: str, x: torch.Tensor) -> torch.Tensor:
+        return cublas(x, product.weight, product.bias, activations[name])
 
-    def ours(overlap: bool) -> Callable[[Calls, str, torch.Tensor], torch.Tensor]:
-        return lambda call, name, x: call(x, ys[name], overlap)
+    def ours(overlap: bool) -> Step:
+        def step(product: Product, name: str, x: torch.Tensor) -> torch.Tensor:
+            product.launch(x, ys[name], overlap=overlap)
+            return ys[name]
+
+        return step
 
     want = run(library, norms_of(affine, False)).float()
-    for name, product, overlap in (
+    for name, step, overlap in (
         ("cuBLAS", library, False), ("cuBLAS, norms overlap", library, True), ("dense", ours(False), False),
         ("dense, overlaps", ours(True), False), ("dense, norms too", ours(True), True),
     ):  # fmt: skip
         norms = norms_of(affine, overlap)
         report.attempt("chain", {"kernel": name}, lambda: {
-            "difference": float((run(product, norms).float() - want).norm() / want.norm()),
-            "ms": microseconds([lambda: run(product, norms)]) / 1e3,
+            "difference": float((run(step, norms).float() - want).norm() / want.norm()),
+            "ms": microseconds([lambda: run(step, norms)]) / 1e3,
         })  # fmt: skip
 
 
@@ -188,7 +171,6 @@ def ahead(pool: ProcessPoolExecutor) -> None:
     made = []
     for rows, n, k, _, activation in PRODUCTS.values():
         made += [{**tile_for(m, n, k).defines(), "ACTIVATION": 3 if activation else 0} for m in rows]
-    made += [{**tile_for(m, 2560, 2048).defines(), "ACTIVATION": 0, **ROPE} for m in (968, 816, 712, 1218)]
     compiled(pool, "dense.cu", made)
 
 
