@@ -1,0 +1,363 @@
+// Attention of many queries to the keys of one page, every query to all of them.
+//
+// The query heads that share a key head are rows beside each other: row r of a request is query r / GROUP, head
+// r % GROUP. A block has 128 such rows, 64 to each of two warpgroups, and every SPLITS-th part of the keys; one thread of
+// a third warpgroup fetches tiles of keys and values into a ring of SLOTS. A cluster has SPLITS parts of the keys of the
+// same rows, times SHARE blocks with rows of their own that see the same keys: each of these fetches half of a tile for
+// both. A warpgroup's scores of one tile are computed while the values of the tile before are being added up, and its
+// exponentials while the other warpgroup multiplies. In the end each of the SPLITS blocks finishes the rows of one of its
+// warpgroups: the other warpgroup's sums, divided by its weights, go to the block that finishes those.
+#include "attention_prefill.cuh"
+
+// KEYS: of a tile, 64, 80 or 96. GROUP: query heads of a key head, 1 to 64 and a power of two. SPLITS, SHARE: 1 or 2.
+// HELD: sixteens of a row of Q that stay in registers.
+constexpr int ROWS = 128, HD = 256, CHUNKS = HD / 64, CLUSTER = SPLITS * SHARE;
+constexpr int Q_CHUNK = ROWS * 128, Q_SIZE = CHUNKS * Q_CHUNK, CHUNK = KEYS * 128, SLOT = CHUNKS * CHUNK;
+constexpr int PIECES = 17;                    // of 16 bytes: what a thread of one block gives to its like of another
+constexpr int PART = SPLITS > 1 ? 128 * 16 : 0;  // bytes of the last of them
+constexpr float LATITUDE = 8.0f;              // sums are scaled anew where weights would be larger than 2 to this power
+
+struct Ring {
+    u32 slots, full, empty;
+    int slot = 0;
+    u32 phase = 0;
+    __device__ u32 data() const { return slots + slot * SLOT; }
+    __device__ u32 filled() const { return full + 8 * slot; }
+    __device__ u32 free() const { return empty + 8 * slot; }
+    __device__ void next() {
+        if (++slot == SLOTS) { slot = 0; phase ^= 1; }
+    }
+};
+
+__device__ __forceinline__ void fetch(
+    Ring& ring, int items, int tile, const Work& work, int head, u32 share, u32 mask, const TensorMap& keys,
+    const TensorMap& values) {
+    // keys 0, keys 1, values 0, keys 2, values 1, …, keys n - 1, values n - 2, values n - 1
+    for (int i = 0; i < items; ++i, ring.next()) {
+        if (i >= SLOTS) mbar_wait(ring.free(), ring.phase ^ 1);
+        const bool value = i == items - 1 || (i > 0 && i % 2 == 0);
+        const int j = i == 0 ? 0 : i == items - 1 ? items / 2 - 1 : value ? i / 2 - 1 : (i + 1) / 2;
+        const TensorMap& map = value ? values : keys;
+        mbar_expect(ring.filled(), SLOT);
+#pragma unroll
+        for (int c = 0; c < CHUNKS / SHARE; ++c) {
+            const int chunk = SHARE > 1 ? share * (CHUNKS / SHARE) + c : c;
+            const u32 to = ring.data() + chunk * CHUNK;
+            if (SHARE > 1)
+                box_load_all(to, map, chunk * 64, head, (tile + j) * KEYS, work.page, ring.filled(), mask);
+            else
+                box_load(to, map, chunk * 64, head, (tile + j) * KEYS, work.page, ring.filled());
+        }
+    }
+}
+
+// Scores become weights, 2^(factor · (score - m)); m and l follow. Returns what sums so far are to be multiplied by:
+// 1 for all rows of a warp unless one of them needs it.
+struct Rows {
+    float m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
+    __device__ __forceinline__ bool weights(float (&s)[KEYS / 2], float factor, float (&scale)[2]) {
+        float top[2] = {NEG_INF, NEG_INF};
+#pragma unroll
+        for (int j = 0; j < KEYS / 2; ++j) top[j / 2 % 2] = fmaxf(top[j / 2 % 2], s[j]);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 1));
+            top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 2));
+        }
+        const bool grown = (top[0] - m[0]) * factor > LATITUDE || (top[1] - m[1]) * factor > LATITUDE;
+        const bool anew = __any_sync(~0u, grown);
+        if (anew) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float greatest = fmaxf(m[h], top[h]);
+                scale[h] = exp2_fast((m[h] - greatest) * factor);
+                l[h] *= scale[h];
+                m[h] = greatest;
+            }
+        }
+        const float least[2] = {m[0] * factor, m[1] * factor};
+        float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int j = 0; j < KEYS / 2; ++j) {
+            s[j] = exp2_fast(fmaf(s[j], factor, -least[j / 2 % 2]));
+            sum[j / 2 % 2] += s[j];
+        }
+        l[0] += sum[0];
+        l[1] += sum[1];
+        return anew;
+    }
+    static __device__ __forceinline__ float exp2_fast(float x) {
+        float y;
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+        return y;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
+    const __grid_constant__ TensorMap queries, const __grid_constant__ TensorMap keys,
+    const __grid_constant__ TensorMap values, const __grid_constant__ Params p) {
+    extern __shared__ __align__(1024) char smem[];
+    const u32 base = smem_u32(smem), ring = base + Q_SIZE, last = ring + SLOTS * SLOT;
+    const u32 bars = last + PART, q_full = bars + 16 * SLOTS, met = q_full + 8;
+    const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(~0u, tid >> 5, 0), group = warp / 4;
+    const u32 rank = CLUSTER > 1 ? cluster_rank() : 0, share = rank % SHARE, split = rank / SHARE;
+    launch_next();
+    if (tid == 0) {
+        for (int i = 0; i < SLOTS; ++i) {
+            mbar_init(bars + 8 * i, 1);
+            mbar_init(bars + 8 * (SLOTS + i), 2 * SHARE);
+        }
+        mbar_init(q_full, 1);
+        mbar_init(met, 1);
+        fence_barriers();
+        if (SPLITS > 1) mbar_expect(met, PIECES * 16 * 128);
+        prefetch_map(queries);
+        prefetch_map(keys);
+        prefetch_map(values);
+    }
+    __syncthreads();
+    if (CLUSTER > 1) {
+        cluster_arrive();
+        cluster_wait();
+    }
+    wait_previous();
+    Work work;
+    if (!find<ROWS * SHARE>(p, blockIdx.x / CLUSTER, lane, work)) return;  // as every block of the cluster does
+    const int head = blockIdx.y, all = work.top < work.queries * GROUP ? (max(work.keys, 0) + KEYS - 1) / KEYS : 0;
+    const int begin = SPLITS > 1 ? (split ? (all + 1) / 2 : 0) : 0;  // this block's tiles
+    const int tiles = SPLITS > 1 && !split ? (all + 1) / 2 : all - begin;
+    const int top = work.top + share * ROWS;
+    Ring at{ring, bars, bars + 8 * SLOTS};
+
+    if (group == 0) {
+        fewer_registers<24>();
+        if (tid == 0 && tiles > 0) {
+            mbar_expect(q_full, Q_SIZE);
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c)
+                box_load(base + c * Q_CHUNK, queries, c * 64, head * GROUP, work.first + top / GROUP, q_full);
+            fetch(at, 2 * tiles, begin, work, head, share, 3u << (split * SHARE), keys, values);
+        }
+        __syncwarp();
+        if (SPLITS > 1) {
+            cluster_arrive();
+            cluster_wait();
+        }
+    } else {
+        more_registers<240>();
+        const int mine = group - 1, q = lane & 3;
+        const bool leader = tid % 128 == 0;
+        const u32 own = base + mine * 8192;  // this warpgroup's rows of Q: of the first chunk, Q_CHUNK before the next
+        const u32 there = SHARE > 1 ? peer(bars + 8 * SLOTS, rank ^ 1) : 0;
+        // The part of matrix lane / 8 of four that this lane gives the address of: rows r and unit 2·i + lane / 16.
+        const int r = (warp % 4) * 16 + (lane / 8 & 1) * 8 + lane % 8;
+        int left = 2 * tiles - SLOTS;  // items that wait for a place
+        const auto released = [&](int slot) {
+            if (left-- > 0 && leader) {
+                mbar_arrive(bars + 8 * (SLOTS + slot));
+                if (SHARE > 1) mbar_arrive_at(there + 8 * slot);
+            }
+        };
+        bool late = false;
+        float o[128], s[KEYS / 2];
+        u32 weight[KEYS / 4];
+        Rows rows;
+#pragma unroll
+        for (int i = 0; i < 128; ++i) o[i] = 0.0f;
+#if HELD
+        u32 held[4 * HELD];
+#endif
+        const auto score = [&](u32 k) {
+            const u64 a = uniform_desc(own), b = uniform_desc(k);
+            gmma_fence();
+#pragma unroll
+            for (int i = 0; i < HD / 16; ++i) {
+#if HELD
+                if (i >= HD / 16 - HELD)
+                    multiply_held(s, held + 4 * (i - (HD / 16 - HELD)), b + (i / 4 * (CHUNK / 16) + i % 4 * 2), i);
+                else
+#endif
+                    multiply(s, a + (i / 4 * (Q_CHUNK / 16) + i % 4 * 2), b + (i / 4 * (CHUNK / 16) + i % 4 * 2), i);
+            }
+            gmma_commit();
+        };
+        const auto add_up = [&](u32 v) {
+            const u64 b = wide_desc(v, CHUNK);
+            gmma_fence();
+#pragma unroll
+            for (int i = 0; i < KEYS / 16; ++i) weigh(o, weight + 4 * i, b + 128 * i);
+            gmma_commit();
+        };
+        const auto pack = [&]() {
+#pragma unroll
+            for (int i = 0; i < KEYS / 4; ++i) weight[i] = pack_elem(s[2 * i], s[2 * i + 1]);
+        };
+        const auto mask = [&](int j) {  // keys past the last one
+            const int there = work.keys - (begin + j) * KEYS;
+            if (there < KEYS) {
+#pragma unroll
+                for (int i = 0; i < KEYS / 2; ++i)
+                    if (i / 4 * 8 + 2 * q + i % 2 >= there) s[i] = NEG_INF;
+            }
+        };
+
+        if (tiles > 0) {
+            float scale[2];
+            late |= !met_in_time(q_full, 0);
+#if HELD
+#pragma unroll
+            for (int i = 0; i < HELD; ++i) {
+                const int k = HD / 16 - HELD + i, unit = k % 4 * 2 + lane / 16;
+                load_matrices(held + 4 * i, own + k / 4 * Q_CHUNK + r * 128 + ((unit ^ (r & 7)) << 4));
+            }
+#endif
+            late |= !met_in_time(at.filled(), at.phase);
+            score(at.data());
+            gmma_wait<0>();
+            pin(s);
+            released(at.slot);
+            at.next();
+            mask(0);
+            rows.weights(s, p.factor, scale);
+            pack();
+#if PINGPONG
+            if (mine == 1) asm volatile("bar.arrive 2, 256;" ::: "memory");
+#endif
+            late |= !met_in_time(at.filled(), at.phase);
+#pragma unroll 1
+            for (int j = 1; j < tiles; ++j) {
+                const int k_slot = at.slot;
+#if PINGPONG
+                asm volatile("bar.sync %0, 256;" ::"r"(2 + mine) : "memory");
+#endif
+                score(at.data());
+                at.next();
+                late |= !met_in_time(at.filled(), at.phase);
+                add_up(at.data());
+#if PINGPONG
+                if (mine == 0 || j < tiles - 1) asm volatile("bar.arrive %0, 256;" ::"r"(3 - mine) : "memory");
+#endif
+                gmma_wait<1>();
+                pin(s);
+                released(k_slot);
+                mask(j);
+                const bool anew = rows.weights(s, p.factor, scale);
+                pin(s);
+                const int v_slot = at.slot;
+                at.next();
+                late |= !met_in_time(at.filled(), at.phase);  // here, so that the wait below stays behind the weights
+                gmma_wait<0>();
+                pin(o);
+                released(v_slot);
+                if (anew) {
+#pragma unroll
+                    for (int i = 0; i < 128; ++i) o[i] *= scale[i / 2 % 2];
+                }
+                pack();
+            }
+        }
+        if (SPLITS > 1) cluster_arrive();  // this thread's warpgroup has read its rows of Q for the last time
+        if (tiles > 0) {
+            late |= !met_in_time(at.filled(), at.phase);
+            const int there = work.keys - (begin + tiles - 1) * KEYS;
+            if (there < KEYS) {  // what lies past the last key may be anything: nothing times it must be nothing
+                for (int u = there * 8 + tid % 128; u < KEYS * 8; u += 128)
+#pragma unroll
+                    for (int c = 0; c < CHUNKS; ++c) {
+                        const float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                        store_shared4(at.data() + c * CHUNK + u * 16, zero);
+                    }
+                fence_async();
+                named_barrier(4 + mine, 128);
+            }
+            add_up(at.data());
+            gmma_wait<0>();
+            pin(o);
+        }
+        if (late) __trap();
+
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            rows.l[h] += __shfl_xor_sync(~0u, rows.l[h], 1);
+            rows.l[h] += __shfl_xor_sync(~0u, rows.l[h], 2);
+        }
+        float f[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) f[h] = rows.l[h] > 0.0f ? 1.0f / rows.l[h] : 0.0f;
+        if (SPLITS > 1) cluster_wait();
+        if (SPLITS > 1 && mine != split) {
+            // To the same thread of the other part's block, into the rows of Q of the warpgroup that sends there.
+            const u32 to = peer(base + (mine ^ 1) * 8192, rank ^ SHARE), bar = peer(met, rank ^ SHARE);
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                float piece[4];
+#pragma unroll
+                for (int w = 0; w < 4; ++w) {
+                    const int e = 8 * i + 2 * w;
+                    piece[w] = __uint_as_float(pack_elem(o[e] * f[w % 2], o[e + 1] * f[w % 2]));
+                }
+                push4(to + i / 4 * Q_CHUNK + i % 4 * 2048 + tid % 128 * 16, bar, piece);
+            }
+            const float summary[4] = {rows.m[0], rows.l[0], rows.m[1], rows.l[1]};
+            push4(peer(last, rank ^ SHARE) + tid % 128 * 16, bar, summary);
+        } else {
+            if (SPLITS > 1) {
+                const u32 from = base + (mine ^ 1) * 8192;
+                if (!met_in_time(met, 0)) __trap();
+                const float4 other = as_float4(load_shared4(last + tid % 128 * 16));
+                const float m[2] = {other.x, other.z}, l[2] = {other.y, other.w};
+                float part[2];
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const float greatest = fmaxf(rows.m[h], m[h]);
+                    const float a = rows.l[h] > 0.0f ? exp2f((rows.m[h] - greatest) * p.factor) : 0.0f;
+                    const float b = l[h] > 0.0f ? l[h] * exp2f((m[h] - greatest) * p.factor) : 0.0f;
+                    const float total = rows.l[h] * a + b;
+                    f[h] = total > 0.0f ? a / total : 0.0f;
+                    part[h] = total > 0.0f ? b / total : 0.0f;
+                }
+#pragma unroll
+                for (int i = 0; i < 16; ++i) {
+                    const uint4 v = load_shared4(from + i / 4 * Q_CHUNK + i % 4 * 2048 + tid % 128 * 16);
+                    const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+                    for (int w = 0; w < 4; ++w) {
+                        const float2 pair = unpack_elem(words[w]);
+                        const int e = 8 * i + 2 * w;
+                        o[e] = o[e] * f[w % 2] + pair.x * part[w % 2];
+                        o[e + 1] = o[e + 1] * f[w % 2] + pair.y * part[w % 2];
+                    }
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < 128; ++i) o[i] *= f[i / 2 % 2];
+            }
+            // Through this warp's own rows of Q to whole rows of o.
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                const int unit = 2 * i + lane / 16;
+                u32 v[4];
+#pragma unroll
+                for (int w = 0; w < 4; ++w) v[w] = pack_elem(o[8 * i + 2 * w], o[8 * i + 2 * w + 1]);
+                store_matrices(
+                    own + unit / 8 * Q_CHUNK + r * 128 + ((unit % 8 ^ (r & 7)) << 4), v[0], v[1], v[2], v[3]);
+            }
+            __syncwarp();
+            const int first = (warp % 4) * 16;
+#pragma unroll 4
+            for (int i = 0; i < 16; ++i) {
+                const int row = top + mine * 64 + first + i, query = row / GROUP;
+                uint4 v = load_shared4(own + lane / 8 * Q_CHUNK + (first + i) * 128 + ((lane % 8 ^ (i & 7)) << 4));
+                if (query >= work.queries) v = make_uint4(0, 0, 0, 0);
+                if (query < work.all) {
+                    elem* to = p.o + (size_t(work.first + query) * p.heads + head * GROUP + row % GROUP) * HD + lane * 8;
+                    *reinterpret_cast<uint4*>(to) = v;
+                }
+            }
+        }
+    }
+    if (SHARE > 1) {  // no block ends while another may still write to it
+        cluster_arrive();
+        cluster_wait();
+    }
+}

@@ -1,0 +1,137 @@
+// Which rows and keys a block of attention_prefill.cu has, its tiles' copies, and its products.
+#pragma once
+#include "tma.cuh"
+
+// ---- boxes of three and four dimensions, the first the contiguous one
+__device__ __forceinline__ void box_load(u32 dst, const TensorMap& map, int x, int y, int z, u32 bar) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+        ::"r"(dst), "l"(reinterpret_cast<u64>(&map)), "r"(x), "r"(y), "r"(z), "r"(bar) : "memory");
+}
+__device__ __forceinline__ void box_load(u32 dst, const TensorMap& map, int x, int y, int z, int w, u32 bar) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+        ::"r"(dst), "l"(reinterpret_cast<u64>(&map)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar) : "memory");
+}
+__device__ __forceinline__ void box_load_all(u32 dst, const TensorMap& map, int x, int y, int z, int w, u32 bar, u32 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;"
+        ::"r"(dst), "l"(reinterpret_cast<u64>(&map)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar),
+          "h"(static_cast<unsigned short>(mask)) : "memory");
+}
+
+// ---- products. s[64 × KEYS] (+)= A[64 × 16] · B[KEYS × 16]ᵀ, K-major, A in shared memory or (multiply_held) in
+// registers; o[64 × 256] += P[64 × 16] · B[16 × 256], P in registers, B with its columns contiguous 64 at a time.
+#define F8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define F16 F8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define F32 F16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define F40 F32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define F48 F40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define SCORES(n, regs, d, ia, ib, ip, ja, jb, jc, jd, je, jp)                                                        \
+    __device__ __forceinline__ void multiply(float (&r)[n / 2], u64 a, u64 b, int add) {                             \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ip ", 0;\n"                                                \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32" ELEM " {" regs "}, %" #ia ", %" #ib             \
+                     ", p, 1, 1, 0, 0;\n}" : d : "l"(a), "l"(b), "r"(add));                                           \
+    }                                                                                                                 \
+    __device__ __forceinline__ void multiply_held(float (&r)[n / 2], const u32* a, u64 b, int add) {                 \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #jp ", 0;\n"                                                \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32" ELEM " {" regs "}, {%" #ja ", %" #jb ", %" #jc  \
+                     ", %" #jd "}, %" #je ", p, 1, 1, 0;\n}"                                                          \
+                     : d : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                             \
+    }
+#define C ,
+#define D32 D16(r, 0) C D16(r, 16)
+#if KEYS == 64
+SCORES(64, F32, D32, 32, 33, 34, 32, 33, 34, 35, 36, 37)
+#elif KEYS == 80
+SCORES(80, F40, D32 C D4(r, 32) C D4(r, 36), 40, 41, 42, 40, 41, 42, 43, 44, 45)
+#else
+SCORES(96, F48, D32 C D16(r, 32), 48, 49, 50, 48, 49, 50, 51, 52, 53)
+#endif
+#undef D32
+#undef C
+
+#define D64(d, i) D16(d, i), D16(d, i + 16), D16(d, i + 32), D16(d, i + 48)
+__device__ __forceinline__ void weigh(float (&d)[128], const u32* a, u64 b) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32" ELEM " {" F48
+        ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+        "{%128, %129, %130, %131}, %132, p, 1, 1, 1;\n}"
+        : D64(d, 0), D64(d, 64) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+// gmma_desc of columns that lie `apart` bytes from the 64 before them.
+__device__ __forceinline__ u64 wide_desc(u32 addr, u32 apart) {
+    const u64 plain = uniform_desc(addr);
+    return (plain & ~0x3FFF0000ull) | (static_cast<u64>(apart >> 4) << 16);
+}
+// The compiler may not move uses of an accumulator across this.
+template <int N> __device__ __forceinline__ void pin(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// mbar_wait that says whether it gave up: a kernel that may stop while products are in flight has them one by one.
+__device__ __forceinline__ bool met_in_time(u32 bar, u32 parity) {
+    u32 done = 0;
+    for (u32 spins = 0; !done && spins < SPIN_LIMIT; ++spins) {
+        asm volatile(
+            "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+            : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+    }
+    return done;
+}
+
+struct Params {
+    const int *cu_seqlens, *indices, *last;
+    elem* o;                      // [tokens, heads, 256]
+    int tokens, requests, heads;
+    float factor;                 // of scores, in powers of two
+};
+
+struct Work {
+    int first, queries, all;  // the request's first query; its queries; and with rows of no request behind them
+    int top;                  // the cluster's first row: row r is query r / GROUP, head r % GROUP of its key head
+    int page, keys;
+};
+
+// Cluster `tile` of all requests, SPAN rows to each, one request after another. Rows of q that belong to no request count
+// for the last one.
+template <int SPAN> __device__ __forceinline__ bool find(const Params& p, int tile, int lane, Work& work) {
+    for (int base = 0; base < p.requests; base += 32) {
+        const int i = base + lane;
+        int begin = 0, own = 0, keys = 0, page = 0;
+        if (i < p.requests) {
+            begin = __ldcg(p.cu_seqlens + i);
+            own = __ldcg(p.cu_seqlens + i + 1);
+            keys = __ldcg(p.last + i);
+            page = __ldcg(p.indices + i);
+        }
+        const int end = i + 1 == p.requests ? p.tokens : own;
+        const int tiles = i < p.requests ? ((end - begin) * GROUP + SPAN - 1) / SPAN : 0;
+        int sum = tiles;
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+            const int other = __shfl_up_sync(~0u, sum, d);
+            if (lane >= d) sum += other;
+        }
+        const u32 past = __ballot_sync(~0u, sum > tile);
+        if (past) {
+            const int at = __ffs(past) - 1;
+            work.first = __shfl_sync(~0u, begin, at);
+            work.queries = __shfl_sync(~0u, own - begin, at);
+            work.all = __shfl_sync(~0u, end - begin, at);
+            work.top = (tile - __shfl_sync(~0u, sum - tiles, at)) * SPAN;
+            work.page = __shfl_sync(~0u, page, at);
+            work.keys = __shfl_sync(~0u, keys, at);
+            return true;
+        }
+        tile -= __shfl_sync(~0u, sum, 31);
+    }
+    return false;
+}
