@@ -61,14 +61,16 @@ class Cut:
             + 8 * (2 * slots + 2)
         )  # fmt: skip
 
-    def kernel(self, group: int, half: bool) -> Kernel:
-        defines = {
+    def defines(self, group: int, half: bool) -> dict[str, int]:
+        return {
             "KEYS": self.keys, "SLOTS": SLOTS[self.keys], "GROUP": group, "SPLITS": self.splits, "SHARE": self.share,
             "HELD": self.held, "PINGPONG": int(self.pingpong), **({"HALF": 1} if half else {}),
         }  # fmt: skip
+
+    def kernel(self, group: int, half: bool) -> Kernel:
         return load(
-            "attention_prefill.cu", "attention_prefill", defines, arch="sm_90a", shared_bytes=self.shared_bytes,
-            cluster=self.cluster,
+            "attention_prefill.cu", "attention_prefill", self.defines(group, half), arch="sm_90a",
+            shared_bytes=self.shared_bytes, cluster=self.cluster,
         )  # fmt: skip
 
 
