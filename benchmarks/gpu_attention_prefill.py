@@ -2,9 +2,9 @@
 
     python benchmarks/gpu_attention_prefill.py --out benchmarks/results/attention_prefill.json
 
-Checks run in processes of their own, each with a limit. Every figure is the time of one call among 40 in one CUDA graph,
-the median of 20 replays: *cold*, each with its own queries and cache; *warm*, all with the same, as in a model, where
-they have just been written.
+Checks run in processes of their own, each with a limit. Every figure is the time of one call among 40 in one CUDA
+graph, the median of 20 replays: *cold*, each with its own queries and cache; *warm*, all with the same, as in a model,
+where they have just been written.
 """
 
 # ruff: noqa: B023 - every closure is called before the loop goes on
@@ -71,7 +71,7 @@ def one_check(index: int) -> dict[str, Any]:
         q = torch.randn(sum(queries) + case.get("tail", 0), 8, 256, device="cuda").to(dtype)
         for page, n in zip(order, keys, strict=True):
             k[page, n:] = v[page, n:] = float("nan")
-        q[sum(queries):] = float("nan")
+        q[sum(queries) :] = float("nan")
         ready, held = prepare(params, dtype), metadata(queries, [[page] for page in order], keys)
         state = ready.plan(held)
         y, again = ready.run(q, k, v, state=state), ready.run(q, k, v, state=state)
@@ -144,7 +144,8 @@ def times(report: Report) -> None:
     )]  # fmt: skip
     for b, tokens in ((1, 968), (1, 712), (1, 818), (1, 512), (1, 1218), (8, 968)):
         page = tokens + 50
-        facts = {**PREFIX, "shape.T": b * tokens, "shape.pages": b, "shape.page_size": page, "attrs.fixed_lengths": True}
+        dims = {"shape.T": b * tokens, "shape.pages": b, "shape.page_size": page}
+        facts = {**PREFIX, **dims, "attrs.fixed_lengths": True}
         held = metadata([tokens] * b, [[i] for i in range(b)], [tokens] * b)
         inputs = [
             (normal(b * tokens, 8, 256), normal(b, page, 1, 256), normal(b, page, 1, 256))
@@ -163,7 +164,7 @@ def times(report: Report) -> None:
         todo: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
             (name, {}, make) for name, make in peers(facts).items()
         ]
-        few = (1, 968) != (b, tokens)
+        few = (b, tokens) != (1, 968)
         for i, params in enumerate(VARIANTS):
             if i in wrong or (few and (params.get("pingpong") or params.get("held") == 4 or params.get("keys") == 80)):
                 continue
