@@ -128,7 +128,13 @@ def peers(facts: dict[str, Any]) -> dict[str, Callable[[], Any]]:
 
         return getattr(attention_paged, name)(Facts(facts), {}, {}, resources())
 
-    return {
+    def split() -> Any:
+        from phyai_backend_cuda.attention.split import prepare
+
+        return prepare(Facts(facts), {}, {}, resources())
+
+    few = {"cuda.attention_paged.split": split} if facts["shape.T"] <= 512 else {}
+    return few | {
         "torch.attention_paged.sdpa_cudnn": lambda: torch_row("prepare_sdpa_cudnn"),
         "torch.attention_paged.sdpa_flash": lambda: torch_row("prepare_sdpa_flash"),
         "flashinfer.attention_paged.fa3": lambda: flashinfer("prepare_fa3"),
@@ -142,7 +148,7 @@ def times(report: Report) -> None:
         row["kind"] == "check" and "failed" in row and all(row.get(k) == v for k, v in params.items())
         and {k for k in row if k in ("splits", "share", "keys", "held", "pingpong")} == set(params) for row in sane
     )]  # fmt: skip
-    for b, tokens in ((1, 968), (1, 712), (1, 818), (1, 512), (1, 1218), (8, 968)):
+    for b, tokens in ((1, 968), (1, 712), (1, 818), (1, 512), (1, 256), (1, 1218), (8, 968)):
         page = tokens + 50
         dims = {"shape.T": b * tokens, "shape.pages": b, "shape.page_size": page}
         facts = {**PREFIX, **dims, "attrs.fixed_lengths": True}

@@ -38,9 +38,25 @@ def _attention(suffix: str, doc: str, *, invariant: bool, params: Sequence[Param
     )  # fmt: skip
 
 
+_PREFILL = {
+    **HOPPER, "shape.head_dim": 256, "shape.group": [1, 2, 4, 8, 16, 32, 64], "shape.kv_heads": "<=65535",
+    "attrs.single_page": True, "attrs.causal": False, "attrs.window": None, "attrs.soft_cap": None,
+    "all_of": [
+        {"any_of": [{"attrs.scale": None}, {"attrs.scale": ">0"}]}, same_dtype(("q", "k_cache", "v_cache", "o")),
+    ],
+}  # fmt: skip
+
 KERNELS: tuple[Kernel, ...] = (
     _attention("", "keys split over a cluster of blocks, as many as find processors of their own", invariant=False,
                params=(Param("splits", "blocks to a cluster; follows from the calls when absent", (1, 2, 4, 8)),
                        Param("stages", "tiles of keys in flight", (1, 2)))),
+    Kernel(
+        id="cuda.attention_paged.prefill", op="attention_paged", when=match(_PREFILL),
+        prepare="phyai_backend_cuda.attention.prefill:prepare", capture=Capture.AFTER_WARMUP,
+        numerics=Numerics(reproducible=True, batch_invariant=False), rank=-2,
+        doc="many queries, one page of keys each: tensor cores and a ring of tiles, lengths read on the device",
+        params=(Param("splits", "blocks that share the keys of a row; follows from the call when absent", (1, 2)),
+                Param("share", "blocks that fetch tiles of keys for each other", (1, 2))),
+    ),
     _attention("_batch_invariant", "keys split over eight blocks, however many rows", invariant=True),
 )  # fmt: skip
