@@ -203,91 +203,94 @@ def items_of(tiles: int) -> list[tuple[str, int]]:
     return found
 
 
+def run_ring(tiles: int, share: int, slots: int, choose: random.Random) -> None:
+    full = [[Barrier(1) for _ in range(slots)] for _ in range(share)]
+    empty = [[Barrier(2 * share) for _ in range(slots)] for _ in range(share)]
+    held: list[list[list[tuple[str, int] | None]]] = [[[None] * share for _ in range(slots)] for _ in range(share)]
+    copies: list[Callable[[], None]] = []
+    reading = [[0] * slots for _ in range(share)]
+
+    def copy(source: int, to: int, slot: int, item: tuple[str, int]) -> Callable[[], None]:
+        def done() -> None:
+            assert not reading[to][slot], "a tile is written over while it is read"
+            held[to][slot][source] = item
+            full[to][slot].complete(1)
+
+        return done
+
+    def producer(block: int) -> Iterator[Callable[[], bool] | None]:
+        for i, item in enumerate(items_of(tiles)):
+            slot, phase = i % slots, i // slots % 2
+            if i >= slots:
+                yield lambda s=slot, p=phase: empty[block][s].passed(p ^ 1)
+            full[block][slot].arrive(expected=share)
+            yield None
+            copies.extend(copy(block, to, slot, item) for to in range(share))
+
+    def warpgroup(block: int) -> Iterator[Callable[[], bool] | None]:
+        left, at = 2 * tiles - slots, 0
+
+        def wait() -> Callable[[], bool]:
+            return lambda s=at % slots, p=at // slots % 2: full[block][s].passed(p)
+
+        def read(kind: str, j: int) -> int:
+            slot = at % slots
+            assert held[block][slot] == [(kind, j)] * share
+            reading[block][slot] += 1
+            return slot
+
+        def release(slot: int) -> None:
+            nonlocal left
+            reading[block][slot] -= 1
+            if left > 0:
+                for to in range(share):
+                    empty[to][slot].arrive()
+            left -= 1
+
+        yield wait()
+        slot = read("k", 0)
+        yield None
+        release(slot)
+        at += 1
+        yield wait()
+        for j in range(1, tiles):
+            k_slot = read("k", j)
+            at += 1
+            yield wait()
+            v_slot = read("v", j - 1)
+            yield None
+            release(k_slot)
+            at += 1
+            yield wait()
+            release(v_slot)
+        yield wait()
+        slot = read("v", tiles - 1)
+        yield None
+        reading[block][slot] -= 1
+
+    threads = [producer(b) for b in range(share)] + [warpgroup(b) for b in range(share) for _ in range(2)]
+    waiting: dict[int, Callable[[], bool] | None] = dict.fromkeys(range(len(threads)))
+    while waiting:
+        ready = [t for t, until in waiting.items() if until is None or until()]
+        assert ready or copies, "deadlock"
+        pick = choose.randrange(len(ready) + len(copies))
+        if pick >= len(ready):
+            copies.pop(pick - len(ready))()
+            continue
+        try:
+            waiting[ready[pick]] = next(threads[ready[pick]])
+        except StopIteration:
+            del waiting[ready[pick]]
+    assert not copies
+
+
 @pytest.mark.parametrize("slots", sorted(set(SLOTS.values())))
 @pytest.mark.parametrize("share", [1, 2])
 @pytest.mark.parametrize("tiles", [1, 2, 3, 8])
 def test_the_ring_in_any_order_of_events(tiles: int, share: int, slots: int) -> None:
     """Producers, copies and warpgroups of the blocks that share tiles, interleaved at random."""
     for seed in range(30):
-        choose = random.Random(seed)
-        full = [[Barrier(1) for _ in range(slots)] for _ in range(share)]
-        empty = [[Barrier(2 * share) for _ in range(slots)] for _ in range(share)]
-        held: list[list[list[tuple[str, int] | None]]] = [[[None] * share for _ in range(slots)] for _ in range(share)]
-        copies: list[Callable[[], None]] = []
-        reading = [[0] * slots for _ in range(share)]
-
-        def copy(source: int, to: int, slot: int, item: tuple[str, int]) -> Callable[[], None]:
-            def done() -> None:
-                assert not reading[to][slot], "a tile is written over while it is read"
-                held[to][slot][source] = item
-                full[to][slot].complete(1)
-
-            return done
-
-        def producer(block: int) -> Iterator[Callable[[], bool] | None]:
-            for i, item in enumerate(items_of(tiles)):
-                slot, phase = i % slots, i // slots % 2
-                if i >= slots:
-                    yield lambda s=slot, p=phase: empty[block][s].passed(p ^ 1)
-                full[block][slot].arrive(expected=share)
-                yield None
-                copies.extend(copy(block, to, slot, item) for to in range(share))
-
-        def warpgroup(block: int) -> Iterator[Callable[[], bool] | None]:
-            left, at = 2 * tiles - slots, 0
-
-            def wait() -> Callable[[], bool]:
-                return lambda s=at % slots, p=at // slots % 2: full[block][s].passed(p)
-
-            def read(kind: str, j: int) -> int:
-                slot = at % slots
-                assert held[block][slot] == [(kind, j)] * share
-                reading[block][slot] += 1
-                return slot
-
-            def release(slot: int) -> None:
-                nonlocal left
-                reading[block][slot] -= 1
-                if left > 0:
-                    for to in range(share):
-                        empty[to][slot].arrive()
-                left -= 1
-
-            yield wait()
-            slot = read("k", 0)
-            yield None
-            release(slot)
-            at += 1
-            yield wait()
-            for j in range(1, tiles):
-                k_slot = read("k", j)
-                at += 1
-                yield wait()
-                v_slot = read("v", j - 1)
-                yield None
-                release(k_slot)
-                at += 1
-                yield wait()
-                release(v_slot)
-            yield wait()
-            slot = read("v", tiles - 1)
-            yield None
-            reading[block][slot] -= 1
-
-        threads = [producer(b) for b in range(share)] + [warpgroup(b) for b in range(share) for _ in range(2)]
-        waiting: dict[int, Callable[[], bool] | None] = dict.fromkeys(range(len(threads)))
-        while waiting:
-            ready = [t for t, until in waiting.items() if until is None or until()]
-            assert ready or copies, "deadlock"
-            pick = choose.randrange(len(ready) + len(copies))
-            if pick >= len(ready):
-                copies.pop(pick - len(ready))()
-                continue
-            try:
-                waiting[ready[pick]] = next(threads[ready[pick]])
-            except StopIteration:
-                del waiting[ready[pick]]
-        assert not copies
+        run_ring(tiles, share, slots, random.Random(seed))
 
 
 def test_every_cut_fits_into_a_block() -> None:

@@ -150,9 +150,7 @@ def test_all_blocks_of_attention_run_at_once_as_long_as_two_fit_on_a_processor()
         assert splits * clusters <= (132 if stages == 2 or splits == 16 else 264)
 
 
-@pytest.mark.parametrize(
-    "source", ["skinny.cu", "skinny_pair.cu", "norm.cu", "attention.cu", "attention_prefill.cu"]
-)
+@pytest.mark.parametrize("source", ["skinny.cu", "skinny_pair.cu", "norm.cu", "attention.cu", "attention_prefill.cu"])
 def test_nothing_but_weights_is_touched_before_the_kernel_in_front_has_ended(source: str) -> None:
     """A launch may overlap whatever is in front of it, so inputs are read and outputs written after the wait."""
     text = (SOURCES / source).read_text(encoding="utf-8")
