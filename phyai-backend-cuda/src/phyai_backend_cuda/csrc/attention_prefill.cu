@@ -29,9 +29,16 @@ struct Ring {
     }
 };
 
+// The keys of a block: one tile of `first` keys, which may be fewer, and whole ones.
+struct Tiles {
+    int begin, first, count;
+    __device__ int at(int j) const { return begin + (j ? first + (j - 1) * KEYS : 0); }
+};
+
 __device__ __forceinline__ void fetch(
-    Ring& ring, int items, int tile, const Work& work, int head, u32 share, u32 mask, const TensorMap& keys,
+    Ring& ring, const Tiles& tiles, const Work& work, int head, u32 share, u32 mask, const TensorMap& keys,
     const TensorMap& values) {
+    const int items = 2 * tiles.count;
     // keys 0, keys 1, values 0, keys 2, values 1, …, keys n - 1, values n - 2, values n - 1
     for (int i = 0; i < items; ++i, ring.next()) {
         if (i >= SLOTS) mbar_wait(ring.free(), ring.phase ^ 1);
@@ -44,9 +51,9 @@ __device__ __forceinline__ void fetch(
             const int chunk = SHARE > 1 ? share * (CHUNKS / SHARE) + c : c;
             const u32 to = ring.data() + chunk * CHUNK;
             if (SHARE > 1)
-                box_load_all(to, map, chunk * 64, head, (tile + j) * KEYS, work.page, ring.filled(), mask);
+                box_load_all(to, map, chunk * 64, head, tiles.at(j), work.page, ring.filled(), mask);
             else
-                box_load(to, map, chunk * 64, head, (tile + j) * KEYS, work.page, ring.filled());
+                box_load(to, map, chunk * 64, head, tiles.at(j), work.page, ring.filled());
         }
     }
 }
@@ -123,20 +130,21 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
     wait_previous();
     Work work;
     if (!find<ROWS * SHARE>(p, blockIdx.x / CLUSTER, lane, work)) return;  // as every block of the cluster does
-    const int head = blockIdx.y, all = work.top < work.queries * GROUP ? (max(work.keys, 0) + KEYS - 1) / KEYS : 0;
-    const int begin = SPLITS > 1 ? (split ? (all + 1) / 2 : 0) : 0;  // this block's tiles
-    const int tiles = SPLITS > 1 && !split ? (all + 1) / 2 : all - begin;
+    const int head = blockIdx.y, all = work.top < work.queries * GROUP ? max(work.keys, 0) : 0;
+    const int middle = SPLITS > 1 ? min((all + 31) / 32 * 16, all) : 0, length = SPLITS > 1 && !split ? middle : all - middle;
+    const int count = (length + KEYS - 1) / KEYS;
+    const Tiles tiles{split ? middle : 0, length - (count - 1) * KEYS, count};
     const int top = work.top + share * ROWS;
     Ring at{ring, bars, bars + 8 * SLOTS};
 
     if (group == 0) {
         fewer_registers<24>();
-        if (tid == 0 && tiles > 0) {
+        if (tid == 0 && count > 0) {
             mbar_expect(q_full, Q_SIZE);
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c)
                 box_load(base + c * Q_CHUNK, queries, c * 64, head * GROUP, work.first + top / GROUP, q_full);
-            fetch(at, 2 * tiles, begin, work, head, share, 3u << (split * SHARE), keys, values);
+            fetch(at, tiles, work, head, share, 3u << (split * SHARE), keys, values);
         }
         __syncwarp();
         if (SPLITS > 1) {
@@ -151,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
         const u32 there = SHARE > 1 ? peer(bars + 8 * SLOTS, rank ^ 1) : 0;
         // The part of matrix lane / 8 of four that this lane gives the address of: rows r and unit 2·i + lane / 16.
         const int r = (warp % 4) * 16 + (lane / 8 & 1) * 8 + lane % 8;
-        int left = 2 * tiles - SLOTS;  // items that wait for a place
+        int left = 2 * count - SLOTS;  // items that wait for a place
         const auto released = [&](int slot) {
             if (left-- > 0 && leader) {
                 mbar_arrive(bars + 8 * (SLOTS + slot));
@@ -192,16 +200,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
 #pragma unroll
             for (int i = 0; i < KEYS / 4; ++i) weight[i] = pack_elem(s[2 * i], s[2 * i + 1]);
         };
-        const auto mask = [&](int j) {  // keys past the last one
-            const int there = work.keys - (begin + j) * KEYS;
-            if (there < KEYS) {
-#pragma unroll
-                for (int i = 0; i < KEYS / 2; ++i)
-                    if (i / 4 * 8 + 2 * q + i % 2 >= there) s[i] = NEG_INF;
-            }
-        };
-
-        if (tiles > 0) {
+        if (count > 0) {
             float scale[2];
             late |= !met_in_time(q_full, 0);
 #if HELD
@@ -217,7 +216,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
             pin(s);
             released(at.slot);
             at.next();
-            mask(0);
+            if (tiles.first < KEYS) {
+#pragma unroll
+                for (int i = 0; i < KEYS / 2; ++i)
+                    if (i / 4 * 8 + 2 * q + i % 2 >= tiles.first) s[i] = NEG_INF;
+            }
             rows.weights(s, p.factor, scale);
             pack();
 #if PINGPONG
@@ -225,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
 #endif
             late |= !met_in_time(at.filled(), at.phase);
 #pragma unroll 1
-            for (int j = 1; j < tiles; ++j) {
+            for (int j = 1; j < count; ++j) {
                 const int k_slot = at.slot;
 #if PINGPONG
                 asm volatile("bar.sync %0, 256;" ::"r"(2 + mine) : "memory");
@@ -235,12 +238,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
                 late |= !met_in_time(at.filled(), at.phase);
                 add_up(at.data());
 #if PINGPONG
-                if (mine == 0 || j < tiles - 1) asm volatile("bar.arrive %0, 256;" ::"r"(3 - mine) : "memory");
+                if (mine == 0 || j < count - 1) asm volatile("bar.arrive %0, 256;" ::"r"(3 - mine) : "memory");
 #endif
                 gmma_wait<1>();
                 pin(s);
                 released(k_slot);
-                mask(j);
                 const bool anew = rows.weights(s, p.factor, scale);
                 pin(s);
                 const int v_slot = at.slot;
@@ -257,11 +259,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
             }
         }
         if (SPLITS > 1) cluster_arrive();  // this thread's warpgroup has read its rows of Q for the last time
-        if (tiles > 0) {
+        if (count > 0) {
             late |= !met_in_time(at.filled(), at.phase);
-            const int there = work.keys - (begin + tiles - 1) * KEYS;
-            if (there < KEYS) {  // what lies past the last key may be anything: nothing times it must be nothing
-                for (int u = there * 8 + tid % 128; u < KEYS * 8; u += 128)
+            if (count == 1 && tiles.first < KEYS) {  // past the last key may be anything: nothing times it is nothing
+                for (int u = tiles.first * 8 + tid % 128; u < KEYS * 8; u += 128)
 #pragma unroll
                     for (int c = 0; c < CHUNKS; ++c) {
                         const float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
