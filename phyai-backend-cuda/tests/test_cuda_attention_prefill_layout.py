@@ -205,6 +205,7 @@ def items_of(tiles: int) -> list[tuple[str, int]]:
 
 def run_ring(tiles: int, share: int, slots: int, choose: random.Random) -> None:
     full = [[Barrier(1) for _ in range(slots)] for _ in range(share)]
+    start = [Barrier(1) for _ in range(share)]  # of the first keys, which `full` does not count
     empty = [[Barrier(2 * share) for _ in range(slots)] for _ in range(share)]
     held: list[list[list[tuple[str, int] | None]]] = [[[None] * share for _ in range(slots)] for _ in range(share)]
     copies: list[Callable[[], None]] = []
@@ -214,7 +215,7 @@ def run_ring(tiles: int, share: int, slots: int, choose: random.Random) -> None:
         def done() -> None:
             assert not reading[to][slot], "a tile is written over while it is read"
             held[to][slot][source] = item
-            full[to][slot].complete(1)
+            (start[to] if item == ("k", 0) else full[to][slot]).complete(1)
 
         return done
 
@@ -223,7 +224,9 @@ def run_ring(tiles: int, share: int, slots: int, choose: random.Random) -> None:
             slot, phase = i % slots, i // slots % 2
             if i >= slots:
                 yield lambda s=slot, p=phase: empty[block][s].passed(p ^ 1)
-            full[block][slot].arrive(expected=share)
+            full[block][slot].arrive(expected=share if i else 0)
+            if not i:
+                start[block].arrive(expected=share)
             yield None
             copies.extend(copy(block, to, slot, item) for to in range(share))
 
@@ -247,7 +250,7 @@ def run_ring(tiles: int, share: int, slots: int, choose: random.Random) -> None:
                     empty[to][slot].arrive()
             left -= 1
 
-        yield wait()
+        yield lambda: start[block].passed(0)
         slot = read("k", 0)
         yield None
         release(slot)

@@ -58,7 +58,7 @@ class Cut:
         slots = SLOTS[self.keys]
         return (
             ROWS * HEAD_DIM * 2 + slots * self.keys * HEAD_DIM * 2 + (128 * 16 if self.splits > 1 else 0)
-            + 8 * (2 * slots + 2)
+            + 8 * (2 * slots + HEAD_DIM // 64 + 1)
         )  # fmt: skip
 
     def defines(self, group: int, half: bool) -> dict[str, int]:

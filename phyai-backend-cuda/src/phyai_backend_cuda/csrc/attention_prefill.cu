@@ -18,7 +18,7 @@ constexpr int PART = SPLITS > 1 ? 128 * 16 : 0;  // bytes of the last of them
 constexpr float LATITUDE = 8.0f;              // sums are scaled anew where weights would be larger than 2 to this power
 
 struct Ring {
-    u32 slots, full, empty;
+    u32 slots, full, empty, start;  // `start`: of each chunk of the queries and of the first keys
     int slot = 0;
     u32 phase = 0;
     __device__ u32 data() const { return slots + slot * SLOT; }
@@ -36,24 +36,29 @@ struct Tiles {
 };
 
 __device__ __forceinline__ void fetch(
-    Ring& ring, const Tiles& tiles, const Work& work, int head, u32 share, u32 mask, const TensorMap& keys,
-    const TensorMap& values) {
+    Ring& ring, u32 base, const Tiles& tiles, const Work& work, int query, int head, u32 share, u32 mask,
+    const TensorMap& queries, const TensorMap& keys, const TensorMap& values) {
     const int items = 2 * tiles.count;
     // keys 0, keys 1, values 0, keys 2, values 1, …, keys n - 1, values n - 2, values n - 1
     for (int i = 0; i < items; ++i, ring.next()) {
         if (i >= SLOTS) mbar_wait(ring.free(), ring.phase ^ 1);
         const bool value = i == items - 1 || (i > 0 && i % 2 == 0);
         const int j = i == 0 ? 0 : i == items - 1 ? items / 2 - 1 : value ? i / 2 - 1 : (i + 1) / 2;
-        const TensorMap& map = value ? values : keys;
-        mbar_expect(ring.filled(), SLOT);
+        if (i)
+            mbar_expect(ring.filled(), SLOT);
+        else
+            mbar_arrive(ring.filled());
 #pragma unroll
-        for (int c = 0; c < CHUNKS / SHARE; ++c) {
-            const int chunk = SHARE > 1 ? share * (CHUNKS / SHARE) + c : c;
-            const u32 to = ring.data() + chunk * CHUNK;
-            if (SHARE > 1)
-                box_load_all(to, map, chunk * 64, head, tiles.at(j), work.page, ring.filled(), mask);
-            else
-                box_load(to, map, chunk * 64, head, tiles.at(j), work.page, ring.filled());
+        for (int c = 0; c < CHUNKS; ++c) {
+            const u32 to = ring.data() + c * CHUNK, bar = i ? ring.filled() : ring.start + 8 * c;
+            if (i == 0) {
+                mbar_expect(bar, Q_CHUNK + CHUNK);
+                box_load(base + c * Q_CHUNK, queries, c * 64, head * GROUP, query, bar);
+            }
+            if (SHARE == 1)
+                box_load(to, value ? values : keys, c * 64, head, tiles.at(j), work.page, bar);
+            else if (c % SHARE == share)
+                box_load_all(to, value ? values : keys, c * 64, head, tiles.at(j), work.page, bar, mask);
         }
     }
 }
@@ -105,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
     const __grid_constant__ TensorMap values, const __grid_constant__ Params p) {
     extern __shared__ __align__(1024) char smem[];
     const u32 base = smem_u32(smem), ring = base + Q_SIZE, last = ring + SLOTS * SLOT;
-    const u32 bars = last + PART, q_full = bars + 16 * SLOTS, met = q_full + 8;
+    const u32 bars = last + PART, start = bars + 16 * SLOTS, met = start + 8 * CHUNKS;
     const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(~0u, tid >> 5, 0), group = warp / 4;
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0, share = rank % SHARE, split = rank / SHARE;
     launch_next();
@@ -114,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
             mbar_init(bars + 8 * i, 1);
             mbar_init(bars + 8 * (SLOTS + i), 2 * SHARE);
         }
-        mbar_init(q_full, 1);
+        for (int c = 0; c < CHUNKS; ++c) mbar_init(start + 8 * c, 1);
         mbar_init(met, 1);
         fence_barriers();
         if (SPLITS > 1) mbar_expect(met, PIECES * 16 * 128);
@@ -135,17 +140,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
     const int count = (length + KEYS - 1) / KEYS;
     const Tiles tiles{split ? middle : 0, length - (count - 1) * KEYS, count};
     const int top = work.top + share * ROWS;
-    Ring at{ring, bars, bars + 8 * SLOTS};
+    Ring at{ring, bars, bars + 8 * SLOTS, start};
 
     if (group == 0) {
         fewer_registers<24>();
-        if (tid == 0 && count > 0) {
-            mbar_expect(q_full, Q_SIZE);
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c)
-                box_load(base + c * Q_CHUNK, queries, c * 64, head * GROUP, work.first + top / GROUP, q_full);
-            fetch(at, tiles, work, head, share, 3u << (split * SHARE), keys, values);
-        }
+        if (tid == 0 && count > 0)
+            fetch(
+                at, base, tiles, work, work.first + top / GROUP, head, share, 3u << (split * SHARE), queries, keys, values);
         __syncwarp();
         if (SPLITS > 1) {
             cluster_arrive();
@@ -202,7 +203,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
         };
         if (count > 0) {
             float scale[2];
-            late |= !met_in_time(q_full, 0);
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c) {  // as they arrive
+                late |= !met_in_time(start + 8 * c, 0);
+                const u64 a = uniform_desc(own + c * Q_CHUNK), b = uniform_desc(at.data() + c * CHUNK);
+                gmma_fence();
+#pragma unroll
+                for (int i = 0; i < 4; ++i) multiply(s, a + 2 * i, b + 2 * i, c + i);
+                gmma_commit();
+            }
 #if HELD
 #pragma unroll
             for (int i = 0; i < HELD; ++i) {
@@ -210,8 +219,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
                 load_matrices(held + 4 * i, own + k / 4 * Q_CHUNK + r * 128 + ((unit ^ (r & 7)) << 4));
             }
 #endif
-            late |= !met_in_time(at.filled(), at.phase);
-            score(at.data());
             gmma_wait<0>();
             pin(s);
             released(at.slot);
@@ -224,21 +231,22 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
             rows.weights(s, p.factor, scale);
             pack();
 #if PINGPONG
-            if (mine == 1) asm volatile("bar.arrive 2, 256;" ::: "memory");
+            const int turn = SPLITS > 1 ? int(mine == split) : mine;  // who gives its sums away goes first
+            if (turn == 1) asm volatile("bar.arrive 2, 256;" ::: "memory");
 #endif
             late |= !met_in_time(at.filled(), at.phase);
 #pragma unroll 1
             for (int j = 1; j < count; ++j) {
                 const int k_slot = at.slot;
 #if PINGPONG
-                asm volatile("bar.sync %0, 256;" ::"r"(2 + mine) : "memory");
+                asm volatile("bar.sync %0, 256;" ::"r"(2 + turn) : "memory");
 #endif
                 score(at.data());
                 at.next();
                 late |= !met_in_time(at.filled(), at.phase);
                 add_up(at.data());
 #if PINGPONG
-                if (mine == 0 || j < count - 1) asm volatile("bar.arrive %0, 256;" ::"r"(3 - mine) : "memory");
+                if (turn == 0 || j < count - 1) asm volatile("bar.arrive %0, 256;" ::"r"(3 - turn) : "memory");
 #endif
                 gmma_wait<1>();
                 pin(s);
