@@ -28,12 +28,12 @@ PREFIX = {
     "attrs.single_page": True, "attrs.causal": False,
 }  # fmt: skip
 VARIANTS: list[dict[str, Any]] = [
-    {"splits": splits, "share": share, **more}
-    for splits, share in ((2, 1), (2, 2))
+    {"splits": 2, "share": 1, **more}
     for more in (
-        {}, {"held": 8}, {"held": 4}, {"pingpong": True}, {"held": 8, "pingpong": True}, {"keys": 80}, {"keys": 96},
+        {}, {"held": 4}, {"held": 8}, {"pingpong": True}, {"held": 8, "pingpong": True}, {"keys": 80},
+        {"keys": 80, "pingpong": True}, {"keys": 80, "held": 4}, {"keys": 96}, {"keys": 96, "pingpong": True},
     )
-] + [{"splits": 1, "share": 1}, {"splits": 1, "share": 2}, {"splits": 1, "share": 2, "held": 8}]  # fmt: skip
+] + [{"splits": 1, "share": 1}, {"splits": 1, "share": 1, "pingpong": True}, {"splits": 1, "share": 2}]  # fmt: skip
 
 
 def prepare(params: dict[str, Any], dtype: torch.dtype = torch.bfloat16, **facts: Any) -> Any:
@@ -83,7 +83,8 @@ def one_check(index: int) -> dict[str, Any]:
                 row += count
             assert y.isfinite().all(), f"case {at}: {int((~y.isfinite()).sum())} values are not finite"
             assert not y[row:].any(), f"case {at}: rows of no request are not zero"
-            scale = want.norm(dim=-1).mean() + 1e-30
+            some = want.norm(dim=-1)
+            scale = some[some > 0].mean() if (some > 0).any() else 1.0
             return float(((y.double() - want).norm(dim=-1) / scale).max())
 
         found = error(y, keys)
@@ -172,14 +173,14 @@ def times(report: Report) -> None:
         ]
         few = (b, tokens) != (1, 968)
         for i, params in enumerate(VARIANTS):
-            if i in wrong or (few and (params.get("pingpong") or params.get("held") == 4 or params.get("keys") == 80)):
+            if i in wrong or (few and "held" in params):
                 continue
             todo.append(("cuda.attention_paged.prefill", params, lambda p=params: prepare(p, **facts)))
         if not few:
             alone = {"splits": 2, "share": 1, "overlap": False}
             todo.append(("cuda.attention_paged.prefill", alone, lambda: prepare(alone, **facts)))
         for name, params, make in todo:
-            if few and name in ("torch.attention_paged.sdpa_flash", "flashinfer.attention_paged.fa2"):
+            if few and name.startswith(("torch.attention_paged.sdpa_flash", "flashinfer.")):
                 continue
             lengths = host(held) if name.startswith("flashinfer") else held
             report.attempt("time", {**what, "kernel": name, **params}, lambda: both(make(), lengths))

@@ -36,8 +36,8 @@ struct Tiles {
 };
 
 __device__ __forceinline__ void fetch(
-    Ring& ring, u32 base, const Tiles& tiles, const Work& work, int query, int head, u32 share, u32 mask,
-    const TensorMap& queries, const TensorMap& keys, const TensorMap& values) {
+    Ring& ring, const Tiles& tiles, const Work& work, int head, u32 share, u32 mask, const TensorMap& keys,
+    const TensorMap& values) {
     const int items = 2 * tiles.count;
     // keys 0, keys 1, values 0, keys 2, values 1, …, keys n - 1, values n - 2, values n - 1
     for (int i = 0; i < items; ++i, ring.next()) {
@@ -51,10 +51,7 @@ __device__ __forceinline__ void fetch(
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
             const u32 to = ring.data() + c * CHUNK, bar = i ? ring.filled() : ring.start + 8 * c;
-            if (i == 0) {
-                mbar_expect(bar, Q_CHUNK + CHUNK);
-                box_load(base + c * Q_CHUNK, queries, c * 64, head * GROUP, query, bar);
-            }
+            if (i == 0) mbar_expect(bar, CHUNK);
             if (SHARE == 1)
                 box_load(to, value ? values : keys, c * 64, head, tiles.at(j), work.page, bar);
             else if (c % SHARE == share)
@@ -115,27 +112,38 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0, share = rank % SHARE, split = rank / SHARE;
     launch_next();
     if (tid == 0) {
+        prefetch_map(queries);
+        prefetch_map(keys);
+        prefetch_map(values);
         for (int i = 0; i < SLOTS; ++i) {
             mbar_init(bars + 8 * i, 1);
             mbar_init(bars + 8 * (SLOTS + i), 2 * SHARE);
         }
-        for (int c = 0; c < CHUNKS; ++c) mbar_init(start + 8 * c, 1);
+        for (int c = 0; c < CHUNKS; ++c) mbar_init(start + 8 * c, 2);
         mbar_init(met, 1);
         fence_barriers();
         if (SPLITS > 1) mbar_expect(met, PIECES * 16 * 128);
-        prefetch_map(queries);
-        prefetch_map(keys);
-        prefetch_map(values);
     }
     __syncthreads();
-    if (CLUSTER > 1) {
+    if (SHARE > 1) {  // without, nothing goes to another block before the cluster has met behind the products
         cluster_arrive();
         cluster_wait();
     }
     wait_previous();
+    const int head = blockIdx.y;
+    const auto fetch_queries = [&](int query) {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            mbar_expect(start + 8 * c, Q_CHUNK);
+            box_load(base + c * Q_CHUNK, queries, c * 64, head * GROUP, query, start + 8 * c);
+        }
+    };
+    // The only request begins at the first query: no need to wait for the metadata.
+    const bool early = p.requests == 1;
+    if (tid == 0 && early) fetch_queries((blockIdx.x / CLUSTER * SHARE + share) * (ROWS / GROUP));
     Work work;
     if (!find<ROWS * SHARE>(p, blockIdx.x / CLUSTER, lane, work)) return;  // as every block of the cluster does
-    const int head = blockIdx.y, all = work.top < work.queries * GROUP ? max(work.keys, 0) : 0;
+    const int all = work.top < work.queries * GROUP ? max(work.keys, 0) : 0;
     const int middle = SPLITS > 1 ? min((all + 31) / 32 * 16, all) : 0, length = SPLITS > 1 && !split ? middle : all - middle;
     const int count = (length + KEYS - 1) / KEYS;
     const Tiles tiles{split ? middle : 0, length - (count - 1) * KEYS, count};
@@ -144,9 +152,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
 
     if (group == 0) {
         fewer_registers<24>();
-        if (tid == 0 && count > 0)
-            fetch(
-                at, base, tiles, work, work.first + top / GROUP, head, share, 3u << (split * SHARE), queries, keys, values);
+        if (tid == 0) {
+            if (count > 0 && !early) fetch_queries(work.first + top / GROUP);
+            fetch(at, tiles, work, head, share, 3u << (split * SHARE), keys, values);
+            if (count == 0 && early)  // no block ends while something is still to be written to it
+                for (int c = 0; c < CHUNKS; ++c) {
+                    mbar_arrive(start + 8 * c);
+                    mbar_wait(start + 8 * c, 0);
+                }
+        }
         __syncwarp();
         if (SPLITS > 1) {
             cluster_arrive();
