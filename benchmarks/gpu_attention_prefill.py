@@ -22,18 +22,13 @@ from typing import Any
 import torch
 from gpu_attention import host, metadata, normal, reference
 from gpu_parts import CALLS, Report, compiled, main_of, microseconds, resources
+from gpu_table import BF16_RATE, floor_of
 
 PREFIX = {
     "shape.heads": 8, "shape.kv_heads": 1, "shape.head_dim": 256, "dtype.q": "bf16", "device.sm_count": 132,
     "attrs.single_page": True, "attrs.causal": False,
 }  # fmt: skip
-VARIANTS: list[dict[str, Any]] = [
-    {"splits": 2, "share": 1, **more}
-    for more in (
-        {}, {"held": 4}, {"held": 8}, {"pingpong": True}, {"held": 8, "pingpong": True}, {"keys": 80},
-        {"keys": 80, "pingpong": True}, {"keys": 80, "held": 4}, {"keys": 96}, {"keys": 96, "pingpong": True},
-    )
-] + [{"splits": 1, "share": 1}, {"splits": 1, "share": 1, "pingpong": True}, {"splits": 1, "share": 2}]  # fmt: skip
+VARIANTS: list[dict[str, Any]] = [{}, {"splits": 1}, {"splits": 2}]
 
 
 def prepare(params: dict[str, Any], dtype: torch.dtype = torch.bfloat16, **facts: Any) -> Any:
@@ -144,20 +139,16 @@ def peers(facts: dict[str, Any]) -> dict[str, Callable[[], Any]]:
 
 
 def times(report: Report) -> None:
-    sane = [json.loads(line) for line in report.out.read_text().splitlines()] if report.out.exists() else []
-    wrong = [i for i, params in enumerate(VARIANTS) if any(
-        row["kind"] == "check" and "failed" in row and all(row.get(k) == v for k, v in params.items())
-        and {k for k in row if k in ("splits", "share", "keys", "held", "pingpong")} == set(params) for row in sane
-    )]  # fmt: skip
     for b, tokens in ((1, 968), (1, 712), (1, 818), (1, 512), (1, 256), (1, 1218), (8, 968)):
-        page = tokens + 50
-        dims = {"shape.T": b * tokens, "shape.pages": b, "shape.page_size": page}
+        page, rows = tokens + 50, b * tokens
+        dims = {"shape.T": rows, "shape.pages": b, "shape.page_size": page}
         facts = {**PREFIX, **dims, "attrs.fixed_lengths": True}
         held = metadata([tokens] * b, [[i] for i in range(b)], [tokens] * b)
         inputs = [
-            (normal(b * tokens, 8, 256), normal(b, page, 1, 256), normal(b, page, 1, 256))
+            (normal(rows, 8, 256), normal(b, page, 1, 256), normal(b, page, 1, 256))
             for _ in range(CALLS if b == 1 else 8)
         ]
+        floor = floor_of(2 * 256 * (2 * rows + 2 * 8 * rows), 4 * rows * tokens * 8 * 256, BF16_RATE)
 
         def both(ready: Any, lengths: dict[str, torch.Tensor]) -> dict[str, float]:
             state = ready.plan(lengths)
@@ -165,32 +156,24 @@ def times(report: Report) -> None:
             def calls(warm: bool) -> list[Callable[[], Any]]:
                 return [lambda i=inputs[0 if warm else n]: ready.run(*i, state=state) for n in range(len(inputs))]
 
-            return {"cold_us": microseconds(calls(False)), "warm_us": microseconds(calls(True))}
+            return {"us": microseconds(calls(False)), "warm_us": microseconds(calls(True))}
 
-        what = {"call": f"{b} x {tokens} x {tokens}"}
         todo: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
             (name, {}, make) for name, make in peers(facts).items()
         ]
-        few = (b, tokens) != (1, 968)
-        for i, params in enumerate(VARIANTS):
-            if i in wrong or (few and "held" in params):
-                continue
-            todo.append(("cuda.attention_paged.prefill", params, lambda p=params: prepare(p, **facts)))
-        if not few:
-            alone = {"splits": 2, "share": 1, "overlap": False}
-            todo.append(("cuda.attention_paged.prefill", alone, lambda: prepare(alone, **facts)))
+        todo += [
+            ("cuda.attention_paged.prefill", {**params, "default": not params}, lambda p=params: prepare(p, **facts))
+            for params in VARIANTS
+        ]
         for name, params, make in todo:
-            if few and name.startswith(("torch.attention_paged.sdpa_flash", "flashinfer.")):
-                continue
             lengths = host(held) if name.startswith("flashinfer") else held
-            report.attempt("time", {**what, "kernel": name, **params}, lambda: both(make(), lengths))
+            row = {"call": f"{b} x {tokens} x {tokens}", "kernel": name, "floor_us": round(floor * 1e6, 2), **params}
+            report.attempt("time", row, lambda: both(make(), lengths))
 
 
 def ahead(pool: Any) -> None:
-    from phyai_backend_cuda.attention.prefill import Cut
-
-    for half in (False, True):
-        compiled(pool, "attention_prefill.cu", [Cut(**params).defines(8, half) for params in VARIANTS])
+    base = [{"GROUP": 8, "SPLITS": splits} for splits in (1, 2)]
+    compiled(pool, "attention_prefill.cu", [*base, *({**defines, "HALF": 1} for defines in base)])
 
 
 if __name__ == "__main__":

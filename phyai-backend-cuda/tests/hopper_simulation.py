@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import torch
-from phyai_backend_cuda.attention.prefill import clusters_of
+from phyai_backend_cuda.attention import prefill
 from phyai_backend_cuda.attention.split import tiles_of
 from phyai_backend_cuda.skinny import order
 from phyai_backend_cuda.skinny.launch import ACTIVATIONS
@@ -191,13 +191,12 @@ class Map:
 def attention_prefill_cu(arguments: Any, d: Mapping[str, int], grid: Sequence[int], block: int) -> None:
     q, k, v, p = arguments
     dtype, group = torch.float16 if "HALF" in d else torch.bfloat16, d["GROUP"]
-    kv_heads, cluster = p.heads // group, d["SPLITS"] * d["SHARE"]
+    kv_heads = p.heads // group
     assert (q.tensor.shape, q.box) == ((p.tokens, p.heads, 256), (128 // group, group))
     assert {q.tensor.dtype, k.tensor.dtype, v.tensor.dtype} == {dtype}
-    assert k.box == v.box == (1, d["KEYS"], 1)
-    assert (tuple(grid), block) == (
-        (cluster * clusters_of(p.tokens, p.requests, group, 128 * d["SHARE"]), kv_heads), 384
-    )  # fmt: skip
+    assert k.box == v.box == (1, prefill.KEYS, 1)
+    tiles = prefill.tiles_of(p.tokens, p.requests, group)
+    assert (tuple(grid), block) == ((d["SPLITS"] * tiles, kv_heads), 384)
     o = memory(p.o, dtype, (p.tokens, p.heads, 256), (p.heads * 256, 256, 1))
     ends = flat(p.cu_seqlens, torch.int32, p.requests + 1).tolist()
     pages, last = (flat(at, torch.int32, p.requests).tolist() for at in (p.indices, p.last))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from phyai_backend_cuda.attention.prefill import HEAD_DIM, ROWS, SLOTS, Cut, clusters_of
+from phyai_backend_cuda.attention.prefill import HEAD_DIM, KEYS, ROWS, SLOTS, shared_bytes, tiles_of
 
 Array = np.ndarray
 CHUNKS, Q_CHUNK = HEAD_DIM // 64, ROWS * 128
@@ -83,13 +83,12 @@ def tile(memory: Memory, at: int, values: Array, keys: int) -> None:
         memory.box(at + c * keys * 128, values[:, c * 64 : c * 64 + 64])
 
 
-@pytest.mark.parametrize("keys", SLOTS)
 @pytest.mark.parametrize("mine", [0, 1])
-def test_products_read_what_the_copy_engine_wrote(keys: int, mine: int) -> None:
-    generator = np.random.default_rng(keys)
+def test_products_read_what_the_copy_engine_wrote(mine: int) -> None:
+    generator, keys = np.random.default_rng(mine), KEYS
     q, k, v = (generator.normal(size=(n, HEAD_DIM)) for n in (ROWS, keys, keys))
-    cut, ring = Cut(keys=keys), ROWS * HEAD_DIM * 2
-    memory, slot = Memory(cut.shared_bytes), keys * HEAD_DIM * 2
+    ring = ROWS * HEAD_DIM * 2
+    memory, slot = Memory(shared_bytes(2)), keys * HEAD_DIM * 2
     for c in range(CHUNKS):
         memory.box(c * Q_CHUNK, q[:, c * 64 : c * 64 + 64])
     tile(memory, ring + 2 * slot, k, keys)
@@ -101,17 +100,6 @@ def test_products_read_what_the_copy_engine_wrote(keys: int, mine: int) -> None:
         at_a, at_b = a + i // 4 * (Q_CHUNK // 16) + i % 4 * 2, b + i // 4 * (chunk // 16) + i % 4 * 2
         rows = k_major(memory, at_a, 64)
         s += rows @ k_major(memory, at_b, keys).T
-        # what ldmatrix gives for the same sixteen
-        unit = i % 4 * 2 + LANE // 16
-        r = WARP * 16 + (LANE // 8 & 1) * 8 + LANE % 8
-        named = own + i // 4 * Q_CHUNK + r * 128 + ((unit ^ (r & 7)) << 4)
-        held = np.empty((8, 128))
-        for warp, matrix in itertools.product(range(4), range(4)):
-            lines = named[warp * 32 + matrix * 8 : warp * 32 + matrix * 8 + 8] // 2
-            for lane in range(32):
-                for e in range(2):
-                    held[2 * matrix + e, warp * 32 + lane] = memory.data[lines[lane // 4] + 2 * (lane % 4) + e]
-        np.testing.assert_array_equal(a_operand(held), rows)
     wanted = q[mine * 64 : mine * 64 + 64] @ k.T
     np.testing.assert_allclose(s, wanted)
     weights = fragments(s)
@@ -203,54 +191,52 @@ def items_of(tiles: int) -> list[tuple[str, int]]:
     return found
 
 
-def run_ring(tiles: int, share: int, slots: int, choose: random.Random) -> None:
-    full = [[Barrier(1) for _ in range(slots)] for _ in range(share)]
-    start = [Barrier(1) for _ in range(share)]  # of the first keys, which `full` does not count
-    empty = [[Barrier(2 * share) for _ in range(slots)] for _ in range(share)]
-    held: list[list[list[tuple[str, int] | None]]] = [[[None] * share for _ in range(slots)] for _ in range(share)]
+def run_ring(tiles: int, slots: int, choose: random.Random) -> None:
+    full, empty = ([Barrier(count) for _ in range(slots)] for count in (1, 2))
+    start = Barrier(1)  # of the first keys, which `full` does not count
+    held: list[tuple[str, int] | None] = [None] * slots
     copies: list[Callable[[], None]] = []
-    reading = [[0] * slots for _ in range(share)]
+    reading = [0] * slots
 
-    def copy(source: int, to: int, slot: int, item: tuple[str, int]) -> Callable[[], None]:
+    def copy(slot: int, item: tuple[str, int]) -> Callable[[], None]:
         def done() -> None:
-            assert not reading[to][slot], "a tile is written over while it is read"
-            held[to][slot][source] = item
-            (start[to] if item == ("k", 0) else full[to][slot]).complete(1)
+            assert not reading[slot], "a tile is written over while it is read"
+            held[slot] = item
+            (start if item == ("k", 0) else full[slot]).complete(1)
 
         return done
 
-    def producer(block: int) -> Iterator[Callable[[], bool] | None]:
+    def producer() -> Iterator[Callable[[], bool] | None]:
         for i, item in enumerate(items_of(tiles)):
             slot, phase = i % slots, i // slots % 2
             if i >= slots:
-                yield lambda s=slot, p=phase: empty[block][s].passed(p ^ 1)
-            full[block][slot].arrive(expected=share if i else 0)
+                yield lambda s=slot, p=phase: empty[s].passed(p ^ 1)
+            full[slot].arrive(expected=1 if i else 0)
             if not i:
-                start[block].arrive(expected=share)
+                start.arrive(expected=1)
             yield None
-            copies.extend(copy(block, to, slot, item) for to in range(share))
+            copies.append(copy(slot, item))
 
-    def warpgroup(block: int) -> Iterator[Callable[[], bool] | None]:
+    def warpgroup() -> Iterator[Callable[[], bool] | None]:
         left, at = 2 * tiles - slots, 0
 
         def wait() -> Callable[[], bool]:
-            return lambda s=at % slots, p=at // slots % 2: full[block][s].passed(p)
+            return lambda s=at % slots, p=at // slots % 2: full[s].passed(p)
 
         def read(kind: str, j: int) -> int:
             slot = at % slots
-            assert held[block][slot] == [(kind, j)] * share
-            reading[block][slot] += 1
+            assert held[slot] == (kind, j)
+            reading[slot] += 1
             return slot
 
         def release(slot: int) -> None:
             nonlocal left
-            reading[block][slot] -= 1
+            reading[slot] -= 1
             if left > 0:
-                for to in range(share):
-                    empty[to][slot].arrive()
+                empty[slot].arrive()
             left -= 1
 
-        yield lambda: start[block].passed(0)
+        yield lambda: start.passed(0)
         slot = read("k", 0)
         yield None
         release(slot)
@@ -269,9 +255,9 @@ def run_ring(tiles: int, share: int, slots: int, choose: random.Random) -> None:
         yield wait()
         slot = read("v", tiles - 1)
         yield None
-        reading[block][slot] -= 1
+        reading[slot] -= 1
 
-    threads = [producer(b) for b in range(share)] + [warpgroup(b) for b in range(share) for _ in range(2)]
+    threads = [producer(), warpgroup(), warpgroup()]
     waiting: dict[int, Callable[[], bool] | None] = dict.fromkeys(range(len(threads)))
     while waiting:
         ready = [t for t, until in waiting.items() if until is None or until()]
@@ -287,22 +273,18 @@ def run_ring(tiles: int, share: int, slots: int, choose: random.Random) -> None:
     assert not copies
 
 
-@pytest.mark.parametrize("slots", sorted(set(SLOTS.values())))
-@pytest.mark.parametrize("share", [1, 2])
 @pytest.mark.parametrize("tiles", [1, 2, 3, 8])
-def test_the_ring_in_any_order_of_events(tiles: int, share: int, slots: int) -> None:
-    """Producers, copies and warpgroups of the blocks that share tiles, interleaved at random."""
-    for seed in range(30):
-        run_ring(tiles, share, slots, random.Random(seed))
+def test_the_ring_in_any_order_of_events(tiles: int) -> None:
+    """The producer, its copies and both warpgroups, interleaved at random."""
+    for seed in range(60):
+        run_ring(tiles, SLOTS, random.Random(seed))
 
 
-def test_every_cut_fits_into_a_block() -> None:
-    for splits, share, keys in itertools.product((1, 2), (1, 2), SLOTS):
-        assert Cut(splits=splits, share=share, keys=keys).shared_bytes <= 232448
+def test_a_block_fits() -> None:
+    assert shared_bytes(1) < shared_bytes(2) <= 232448
 
 
-def test_clusters_cover_every_row() -> None:
-    for tokens, requests, share in itertools.product((1, 15, 16, 17, 968), (1, 2, 7), (1, 2)):
+def test_tiles_cover_every_row() -> None:
+    for tokens, requests in itertools.product((1, 15, 16, 17, 968), (1, 2, 7)):
         lengths = [tokens // requests + (i < tokens % requests) for i in range(requests)]
-        used = sum(-(-n * 8 // (128 * share)) for n in lengths)
-        assert used <= clusters_of(tokens, requests, 8, 128 * share)
+        assert sum(-(-n * 8 // ROWS) for n in lengths) <= tiles_of(tokens, requests, 8)

@@ -1,106 +1,12 @@
 // Attention of many queries to the keys of one page, every query to all of them.
 //
 // The query heads that share a key head are rows beside each other: row r of a request is query r / GROUP, head
-// r % GROUP. A block has 128 such rows, 64 to each of two warpgroups, and every SPLITS-th part of the keys; one thread of
-// a third warpgroup fetches tiles of keys and values into a ring of SLOTS. A cluster has SPLITS parts of the keys of the
-// same rows, times SHARE blocks with rows of their own that see the same keys: each of these fetches half of a tile for
-// both. A warpgroup's scores of one tile are computed while the values of the tile before are being added up, and its
-// exponentials while the other warpgroup multiplies. In the end each of the SPLITS blocks finishes the rows of one of its
-// warpgroups: the other warpgroup's sums, divided by its weights, go to the block that finishes those.
+// r % GROUP. A block has 128 such rows, 64 to each of two warpgroups, and all keys or, where a cluster of two blocks has
+// the rows (SPLITS), half of them; one thread of a third warpgroup fetches tiles of keys and values into a ring. A
+// warpgroup's scores of one tile are computed while the values of the tile before are added up, its exponentials while
+// the other warpgroup multiplies, in turns. In the end each block of a cluster finishes the rows of one warpgroup: the
+// other one's sums, divided by its weights, go to the same warpgroup of the other block.
 #include "attention_prefill.cuh"
-
-// KEYS: of a tile, 64, 80 or 96. GROUP: query heads of a key head, 1 to 64 and a power of two. SPLITS, SHARE: 1 or 2.
-// HELD: sixteens of a row of Q that stay in registers.
-constexpr int ROWS = 128, HD = 256, CHUNKS = HD / 64, CLUSTER = SPLITS * SHARE;
-constexpr int Q_CHUNK = ROWS * 128, Q_SIZE = CHUNKS * Q_CHUNK, CHUNK = KEYS * 128, SLOT = CHUNKS * CHUNK;
-constexpr int PIECES = 17;                    // of 16 bytes: what a thread of one block gives to its like of another
-constexpr int PART = SPLITS > 1 ? 128 * 16 : 0;  // bytes of the last of them
-constexpr float LATITUDE = 8.0f;              // sums are scaled anew where weights would be larger than 2 to this power
-
-struct Ring {
-    u32 slots, full, empty, start;  // `start`: of each chunk of the queries and of the first keys
-    int slot = 0;
-    u32 phase = 0;
-    __device__ u32 data() const { return slots + slot * SLOT; }
-    __device__ u32 filled() const { return full + 8 * slot; }
-    __device__ u32 free() const { return empty + 8 * slot; }
-    __device__ void next() {
-        if (++slot == SLOTS) { slot = 0; phase ^= 1; }
-    }
-};
-
-// The keys of a block: one tile of `first` keys, which may be fewer, and whole ones.
-struct Tiles {
-    int begin, first, count;
-    __device__ int at(int j) const { return begin + (j ? first + (j - 1) * KEYS : 0); }
-};
-
-__device__ __forceinline__ void fetch(
-    Ring& ring, const Tiles& tiles, const Work& work, int head, u32 share, u32 mask, const TensorMap& keys,
-    const TensorMap& values) {
-    const int items = 2 * tiles.count;
-    // keys 0, keys 1, values 0, keys 2, values 1, …, keys n - 1, values n - 2, values n - 1
-    for (int i = 0; i < items; ++i, ring.next()) {
-        if (i >= SLOTS) mbar_wait(ring.free(), ring.phase ^ 1);
-        const bool value = i == items - 1 || (i > 0 && i % 2 == 0);
-        const int j = i == 0 ? 0 : i == items - 1 ? items / 2 - 1 : value ? i / 2 - 1 : (i + 1) / 2;
-        if (i)
-            mbar_expect(ring.filled(), SLOT);
-        else
-            mbar_arrive(ring.filled());
-#pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
-            const u32 to = ring.data() + c * CHUNK, bar = i ? ring.filled() : ring.start + 8 * c;
-            if (i == 0) mbar_expect(bar, CHUNK);
-            if (SHARE == 1)
-                box_load(to, value ? values : keys, c * 64, head, tiles.at(j), work.page, bar);
-            else if (c % SHARE == share)
-                box_load_all(to, value ? values : keys, c * 64, head, tiles.at(j), work.page, bar, mask);
-        }
-    }
-}
-
-// Scores become weights, 2^(factor · (score - m)); m and l follow. Returns what sums so far are to be multiplied by:
-// 1 for all rows of a warp unless one of them needs it.
-struct Rows {
-    float m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
-    __device__ __forceinline__ bool weights(float (&s)[KEYS / 2], float factor, float (&scale)[2]) {
-        float top[2] = {NEG_INF, NEG_INF};
-#pragma unroll
-        for (int j = 0; j < KEYS / 2; ++j) top[j / 2 % 2] = fmaxf(top[j / 2 % 2], s[j]);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 1));
-            top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 2));
-        }
-        const bool grown = (top[0] - m[0]) * factor > LATITUDE || (top[1] - m[1]) * factor > LATITUDE;
-        const bool anew = __any_sync(~0u, grown);
-        if (anew) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float greatest = fmaxf(m[h], top[h]);
-                scale[h] = exp2_fast((m[h] - greatest) * factor);
-                l[h] *= scale[h];
-                m[h] = greatest;
-            }
-        }
-        const float least[2] = {m[0] * factor, m[1] * factor};
-        float sum[2] = {0.0f, 0.0f};
-#pragma unroll
-        for (int j = 0; j < KEYS / 2; ++j) {
-            s[j] = exp2_fast(fmaf(s[j], factor, -least[j / 2 % 2]));
-            sum[j / 2 % 2] += s[j];
-        }
-        l[0] += sum[0];
-        l[1] += sum[1];
-        return anew;
-    }
-    static __device__ __forceinline__ float exp2_fast(float x) {
-        float y;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-        return y;
-    }
-};
 
 extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
     const __grid_constant__ TensorMap queries, const __grid_constant__ TensorMap keys,
@@ -109,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
     const u32 base = smem_u32(smem), ring = base + Q_SIZE, last = ring + SLOTS * SLOT;
     const u32 bars = last + PART, start = bars + 16 * SLOTS, met = start + 8 * CHUNKS;
     const int tid = threadIdx.x, lane = tid & 31, warp = __shfl_sync(~0u, tid >> 5, 0), group = warp / 4;
-    const u32 rank = CLUSTER > 1 ? cluster_rank() : 0, share = rank % SHARE, split = rank / SHARE;
+    const u32 split = SPLITS > 1 ? cluster_rank() : 0;
     launch_next();
     if (tid == 0) {
         prefetch_map(queries);
@@ -117,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
         prefetch_map(values);
         for (int i = 0; i < SLOTS; ++i) {
             mbar_init(bars + 8 * i, 1);
-            mbar_init(bars + 8 * (SLOTS + i), 2 * SHARE);
+            mbar_init(bars + 8 * (SLOTS + i), 2);
         }
         for (int c = 0; c < CHUNKS; ++c) mbar_init(start + 8 * c, 2);
         mbar_init(met, 1);
@@ -125,10 +31,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
         if (SPLITS > 1) mbar_expect(met, PIECES * 16 * 128);
     }
     __syncthreads();
-    if (SHARE > 1) {  // without, nothing goes to another block before the cluster has met behind the products
-        cluster_arrive();
-        cluster_wait();
-    }
     wait_previous();
     const int head = blockIdx.y;
     const auto fetch_queries = [&](int query) {
@@ -140,21 +42,21 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
     };
     // The only request begins at the first query: no need to wait for the metadata.
     const bool early = p.requests == 1;
-    if (tid == 0 && early) fetch_queries((blockIdx.x / CLUSTER * SHARE + share) * (ROWS / GROUP));
+    if (tid == 0 && early) fetch_queries(blockIdx.x / SPLITS * (ROWS / GROUP));
     Work work;
-    if (!find<ROWS * SHARE>(p, blockIdx.x / CLUSTER, lane, work)) return;  // as every block of the cluster does
+    if (!find<ROWS>(p, blockIdx.x / SPLITS, lane, work)) return;  // as every block of the cluster does
     const int all = work.top < work.queries * GROUP ? max(work.keys, 0) : 0;
-    const int middle = SPLITS > 1 ? min((all + 31) / 32 * 16, all) : 0, length = SPLITS > 1 && !split ? middle : all - middle;
+    const int middle = SPLITS > 1 ? min((all + 31) / 32 * 16, all) : 0;
+    const int length = SPLITS > 1 && !split ? middle : all - middle;
     const int count = (length + KEYS - 1) / KEYS;
     const Tiles tiles{split ? middle : 0, length - (count - 1) * KEYS, count};
-    const int top = work.top + share * ROWS;
     Ring at{ring, bars, bars + 8 * SLOTS, start};
 
     if (group == 0) {
         fewer_registers<24>();
         if (tid == 0) {
-            if (count > 0 && !early) fetch_queries(work.first + top / GROUP);
-            fetch(at, tiles, work, head, share, 3u << (split * SHARE), keys, values);
+            if (count > 0 && !early) fetch_queries(work.first + work.top / GROUP);
+            fetch(at, tiles, work, head, keys, values);
             if (count == 0 && early)  // no block ends while something is still to be written to it
                 for (int c = 0; c < CHUNKS; ++c) {
                     mbar_arrive(start + 8 * c);
@@ -171,15 +73,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
         const int mine = group - 1, q = lane & 3;
         const bool leader = tid % 128 == 0;
         const u32 own = base + mine * 8192;  // this warpgroup's rows of Q: of the first chunk, Q_CHUNK before the next
-        const u32 there = SHARE > 1 ? peer(bars + 8 * SLOTS, rank ^ 1) : 0;
         // The part of matrix lane / 8 of four that this lane gives the address of: rows r and unit 2·i + lane / 16.
         const int r = (warp % 4) * 16 + (lane / 8 & 1) * 8 + lane % 8;
         int left = 2 * count - SLOTS;  // items that wait for a place
         const auto released = [&](int slot) {
-            if (left-- > 0 && leader) {
-                mbar_arrive(bars + 8 * (SLOTS + slot));
-                if (SHARE > 1) mbar_arrive_at(there + 8 * slot);
-            }
+            if (left-- > 0 && leader) mbar_arrive(bars + 8 * (SLOTS + slot));
         };
         bool late = false;
         float o[128], s[KEYS / 2];
@@ -187,19 +85,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
         Rows rows;
 #pragma unroll
         for (int i = 0; i < 128; ++i) o[i] = 0.0f;
-#if HELD
-        u32 held[4 * HELD];
-#endif
         const auto score = [&](u32 k) {
             const u64 a = uniform_desc(own), b = uniform_desc(k);
             gmma_fence();
 #pragma unroll
             for (int i = 0; i < HD / 16; ++i) {
-#if HELD
-                if (i >= HD / 16 - HELD)
-                    multiply_held(s, held + 4 * (i - (HD / 16 - HELD)), b + (i / 4 * (CHUNK / 16) + i % 4 * 2), i);
-                else
-#endif
                     multiply(s, a + (i / 4 * (Q_CHUNK / 16) + i % 4 * 2), b + (i / 4 * (CHUNK / 16) + i % 4 * 2), i);
             }
             gmma_commit();
@@ -226,13 +116,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
                 for (int i = 0; i < 4; ++i) multiply(s, a + 2 * i, b + 2 * i, c + i);
                 gmma_commit();
             }
-#if HELD
-#pragma unroll
-            for (int i = 0; i < HELD; ++i) {
-                const int k = HD / 16 - HELD + i, unit = k % 4 * 2 + lane / 16;
-                load_matrices(held + 4 * i, own + k / 4 * Q_CHUNK + r * 128 + ((unit ^ (r & 7)) << 4));
-            }
-#endif
             gmma_wait<0>();
             pin(s);
             released(at.slot);
@@ -244,24 +127,18 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
             }
             rows.weights(s, p.factor, scale);
             pack();
-#if PINGPONG
             const int turn = SPLITS > 1 ? int(mine == split) : mine;  // who gives its sums away goes first
             if (turn == 1) asm volatile("bar.arrive 2, 256;" ::: "memory");
-#endif
             late |= !met_in_time(at.filled(), at.phase);
 #pragma unroll 1
             for (int j = 1; j < count; ++j) {
                 const int k_slot = at.slot;
-#if PINGPONG
                 asm volatile("bar.sync %0, 256;" ::"r"(2 + turn) : "memory");
-#endif
                 score(at.data());
                 at.next();
                 late |= !met_in_time(at.filled(), at.phase);
                 add_up(at.data());
-#if PINGPONG
                 if (turn == 0 || j < count - 1) asm volatile("bar.arrive %0, 256;" ::"r"(3 - turn) : "memory");
-#endif
                 gmma_wait<1>();
                 pin(s);
                 released(k_slot);
@@ -310,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
         if (SPLITS > 1) cluster_wait();
         if (SPLITS > 1 && mine != split) {
             // To the same thread of the other part's block, into the rows of Q of the warpgroup that sends there.
-            const u32 to = peer(base + (mine ^ 1) * 8192, rank ^ SHARE), bar = peer(met, rank ^ SHARE);
+            const u32 to = peer(base + (mine ^ 1) * 8192, split ^ 1), bar = peer(met, split ^ 1);
 #pragma unroll
             for (int i = 0; i < 16; ++i) {
                 float piece[4];
@@ -322,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
                 push4(to + i / 4 * Q_CHUNK + i % 4 * 2048 + tid % 128 * 16, bar, piece);
             }
             const float summary[4] = {rows.m[0], rows.l[0], rows.m[1], rows.l[1]};
-            push4(peer(last, rank ^ SHARE) + tid % 128 * 16, bar, summary);
+            push4(peer(last, split ^ 1) + tid % 128 * 16, bar, summary);
         } else {
             if (SPLITS > 1) {
                 const u32 from = base + (mine ^ 1) * 8192;
@@ -369,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
             const int first = (warp % 4) * 16;
 #pragma unroll 4
             for (int i = 0; i < 16; ++i) {
-                const int row = top + mine * 64 + first + i, query = row / GROUP;
+                const int row = work.top + mine * 64 + first + i, query = row / GROUP;
                 uint4 v = load_shared4(own + lane / 8 * Q_CHUNK + (first + i) * 128 + ((lane % 8 ^ (i & 7)) << 4));
                 if (query >= work.queries) v = make_uint4(0, 0, 0, 0);
                 if (query < work.all) {
@@ -378,9 +255,5 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_prefill(
                 }
             }
         }
-    }
-    if (SHARE > 1) {  // no block ends while another may still write to it
-        cluster_arrive();
-        cluster_wait();
     }
 }
