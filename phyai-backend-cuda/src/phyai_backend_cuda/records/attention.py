@@ -59,7 +59,7 @@ KERNELS: tuple[Kernel, ...] = (
         prepare="phyai_backend_cuda.attention.prefill:prepare", capture=Capture.AFTER_WARMUP,
         numerics=Numerics(reproducible=True, batch_invariant=False), rank=-2,
         doc="many queries, one page of keys each: tensor cores and a ring of tiles, lengths read on the device",
-        bands={Band.OPTIMIZED: _LONG},
+        bands={Band.SPECIALIZED: _LONG},
         params=(Param("splits", "blocks that share the keys of a row; follows from the call when absent", (1, 2)),),
     ),
     _attention("_batch_invariant", "keys split over eight blocks, however many rows", invariant=True),
