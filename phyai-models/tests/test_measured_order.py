@@ -43,7 +43,6 @@ CASES = [
 UNMEASURED = {
     "ada_rms_norm expert M=50",  # the other is the same pass, in a launch that overlaps its neighbours
     "attention vision",
-    "conv2d vision",
     "kv_write prefix T=968",
     "qkv_rope_kv_write prefix N=2560 T=968",
 }
