@@ -41,8 +41,8 @@ def test_attention_is_the_best_measured_for_each_shape(catalog):
     assert bucket["vision", "attention"] == exact["vision", "attention"] == ["torch.attention.cudnn"]
     assert bucket["expert", "attention_paged"] == ["cuda.attention_paged.split"]
     assert exact["expert", "attention_paged"] == ["cuda.attention_paged.split"]
-    assert exact["prefix", "attention_paged"] == ["torch.attention_paged.sdpa_cudnn"]
-    assert bucket["prefix", "attention_paged"] == ["flashinfer.attention_paged.fa3"]
+    assert exact["prefix", "attention_paged"] == ["cuda.attention_paged.prefill"]
+    assert bucket["prefix", "attention_paged"] == ["cuda.attention_paged.prefill"]
 
 
 @pytest.mark.parametrize("family", ["pi05", "pi0"])
