@@ -108,6 +108,10 @@ def _alone() -> Iterator[Figure]:
             requests, queries, _ = map(int, row["call"].split(" x "))
             if (row.get("splits"), row.get("stages")) == SPLITS.get(requests, (None, None)):
                 yield "attention_paged", {"T": requests * queries}, row["kernel"], row["us"]
+    for row in _rows("attention_prefill.json"):
+        if row["kind"] == "time" and "us" in row and row.get("default", True):
+            requests, queries, _ = map(int, row["call"].split(" x "))
+            yield "attention_paged", {"T": requests * queries}, row["kernel"], row["us"]
     for row in _rows("skinny.json"):
         named = row["kind"] == "time" and " M=" in row["call"]
         if named and row["kernel"] == "bf16" and row["default"] and "us" in row:
