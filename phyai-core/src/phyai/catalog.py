@@ -26,7 +26,7 @@ from phyai.environment import CORE_LIBRARIES, Library, merge_libraries
 from phyai.errors import DeclarationError
 from phyai.facts import CORE_FACTS, FactSpec, Vocabulary
 from phyai.kernel import Kernel
-from phyai.op import Op
+from phyai.op import Op, calls
 from phyai.plugins.observers import Observers
 from phyai.plugins.records import Plugin, PluginStatus
 from phyai.spelling import did_you_mean
@@ -208,12 +208,14 @@ class Catalog:
 
 
 def op_vocabulary(op: Op) -> Vocabulary:
-    """The facts of one op's calls: the core's, the op's, and its parts' ``parts.<name>.quant.*``."""
+    """The facts of one op's calls: the core's, the op's, and its parts' ``parts.<name>.layer`` and those that say how
+    weights of the calls that parts come down to are quantized."""
+    heads = [(f"parts.{part.name}.", "layer") for part in op.parts] + [(head, "quant.") for head, *_ in calls(op.parts)]
     parts = [
-        attrs.evolve(spec, name=f"parts.{part.name}.{spec.name}")
-        for part in op.parts
+        attrs.evolve(spec, name=head + spec.name)
+        for head, family in heads
         for spec in CORE_FACTS
-        if spec.name.startswith("quant.")
+        if spec.name.startswith(family)
     ]
     return Vocabulary((*CORE_FACTS, *op.fact_specs(), *parts))
 

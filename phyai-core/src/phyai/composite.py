@@ -55,6 +55,17 @@ def is_decomposition(kernel: Kernel) -> bool:
     return kernel.backend == BACKEND
 
 
+def chosen(parts: Mapping[str, Decision], within: str = "") -> dict[str, Kernel]:
+    """The kernels that a chain of these parts runs, by part; those of a part that is a chain too by ``part.part``."""
+    found: dict[str, Kernel] = {}
+    for name, part in parts.items():
+        if part.kernel is not None and is_decomposition(part.kernel) and part.parts:
+            found |= chosen(part.parts, f"{within}{name}.")
+        elif part.kernel is not None:
+            found[within + name] = part.kernel
+    return found
+
+
 def as_resolved(kernel: Kernel, parts: Mapping[str, Decision]) -> Kernel:
     """The decomposition with the properties of the kernels that its parts resolved to: the weakest of each."""
     resolved = tuple((part.kernel, part.facts) for part in parts.values() if part.kernel is not None)
@@ -74,19 +85,30 @@ def as_resolved(kernel: Kernel, parts: Mapping[str, Decision]) -> Kernel:
     )
 
 
+def part_name(fact: str) -> str:
+    """The name of the part, in parts of parts, whose fact of a composite op's call this is.
+
+    >>> part_name("parts.down.quant.layout"), part_name("parts.block.parts.down.quant.layout")
+    ('down', 'block.down')
+    """
+    name, *rest = fact.removeprefix("parts.").split(".", 1)
+    below = rest[0] if rest else ""
+    return f"{name}.{part_name(below)}" if below.startswith("parts.") else name
+
+
 def part_facts(op: Op, part: Part, part_op: Op, facts: Mapping[str, FactValue]) -> Facts:
     """The facts of one part's call, from those of the composite's call.
 
-    The part keeps the composite's role, phase, model, device and libraries; its layer is
-    ``<layer>.<part>``; its ``quant.*`` are the composite's ``parts.<part>.quant.*``. A dimension that
-    follows from one that is not known yet is left out.
+    The part keeps the composite's role, phase, model, device and libraries; its layer is ``parts.<part>.layer``,
+    else ``<layer>.<part>``; its ``quant.*`` are the composite's ``parts.<part>.quant.*``. A dimension that follows
+    from one that is not known yet is left out.
     """
     dims = {name[6:]: value for name, value in facts.items() if name.startswith("shape.") and isinstance(value, int)}
     dtypes = {name[6:]: str(value) for name, value in facts.items() if name.startswith("dtype.")}
     extra = {name: value for name, value in facts.items() if name in _INHERITED or name.startswith(_INHERITED_FAMILIES)}
     head = f"parts.{part.name}."
     extra |= {name[len(head) :]: value for name, value in facts.items() if name.startswith(head)}
-    if "layer" in facts:
+    if "layer" in facts and "layer" not in extra:
         extra["layer"] = f"{facts['layer']}.{part.name}"
     part_dtypes = _part_dtypes(op, part, part_op, dtypes)
     return call_facts(
@@ -137,7 +159,7 @@ def part_weights(part: Part, weights: Mapping[str, Any]) -> dict[str, Any]:
     own: dict[str, Any] = {}
     for name, source in part.weights.items():
         value = weights.get(source)
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and not part.parts:
             own |= value
         elif value is not None:
             own[name] = value

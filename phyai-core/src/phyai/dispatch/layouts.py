@@ -67,22 +67,27 @@ def plain_quantized(weights: Mapping[str, Any]) -> list[str]:
     return [n for n, weight in weights.items() if isinstance(weight, QuantizedWeight) and weight.layout == PLAIN]
 
 
-def _reader(op: Op, weight: str) -> Part | None:
-    """The part of a composite op that reads one of its weights."""
-    return next((part for part in op.parts if weight in part.weights.values()), None)
+def _readers(parts: Sequence[Part], weight: str) -> tuple[Part, ...]:
+    """The part of a composite op that reads one of its weights, the part of that which does, and so on."""
+    part = next((part for part in parts if weight in part.weights.values()), None)
+    if part is None:
+        return ()
+    own = next(name for name, source in part.weights.items() if source == weight)
+    return (part, *_readers(part.parts, own))
 
 
 def _rows_of(op: Op, weight: str) -> str:
     """The fact of a composite op that says how many rows the product with one of its weights has."""
-    part = _reader(op, weight)
-    source = part.dims.get("M") if part is not None else None
-    return f"shape.{source if isinstance(source, str) else 'M'}"
+    dim = "M"
+    for part in reversed(_readers(op.parts, weight)):
+        source = part.dims.get(dim, dim)
+        dim = source if isinstance(source, str) else dim
+    return f"shape.{dim}"
 
 
 def _fact(op: Op, weight: str) -> str:
     """The fact of a site that says how one of its weights lies."""
-    part = _reader(op, weight)
-    return "quant.layout" if part is None else f"parts.{part.name}.quant.layout"
+    return "".join(f"parts.{part.name}." for part in _readers(op.parts, weight)) + "quant.layout"
 
 
 @attrs.define
@@ -145,8 +150,10 @@ class Layouts:
         return self._under_composite(op, static, wanted, first, rows)
 
     def _wanted(self, op: Op, static: Facts, name: str, forced: str | None) -> Wanted:
-        part = _reader(op, name)
-        call = static if part is None else part_facts(op, part, self.catalog.op(part.op), static)
+        call, caller = static, op
+        for part in _readers(op.parts, name):
+            called = self.catalog.op(part.op)
+            call, caller = part_facts(caller, part, called, call), called
         return Wanted(name, _fact(op, name), call, forced)
 
     def _key(self, static: Facts, wanted: Sequence[Wanted], rows: tuple[int, int] | None) -> Hashable:

@@ -7,7 +7,7 @@ from typing import Any
 
 from phyai.errors import CallError
 from phyai.facts import FactValue
-from phyai.op import Op
+from phyai.op import Op, calls
 from phyai.quant import QuantPolicyError, QuantScheme, plan_from_policy
 from phyai.quant.weight import stored_dtype
 
@@ -66,7 +66,7 @@ def _readers(op: Op) -> dict[str, tuple[str, ...]]:
     holding = {tensor.name for tensor in op.weights if "int8" in tensor.dtypes}
     if not op.parts:
         return {"": tuple(holding)}
-    return {f"parts.{part.name}.": tuple(holding & set(part.weights.values())) for part in op.parts}
+    return {head: tuple(holding & set(weights.values())) for head, _, weights in calls(op.parts)}
 
 
 def described_scheme(known: Mapping[str, Any]) -> QuantScheme | None:

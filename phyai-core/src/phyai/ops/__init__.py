@@ -1,7 +1,7 @@
 """The core's ops: one folder per op, with its ``signature`` and the ``arg_specs`` that real models call it with.
 
 >>> sorted(op.name for op in CORE_OPS if op.composite)
-['gated_mlp', 'layer_norm_add', 'mlp', 'qkv_rope_kv_write']
+['gated_mlp', 'layer_norm_add', 'mlp', 'qkv_rope_kv_write', 'rms_norm_add_gated_mlp', 'rms_norm_add_qkv_rope_kv_write']
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from phyai.ops import (
     quantize_activation,
     rms_norm,
     rms_norm_add,
+    rms_norm_add_gated_mlp,
+    rms_norm_add_qkv_rope_kv_write,
     rope,
 )
 
@@ -62,6 +64,8 @@ CORE_OPS: tuple[Op, ...] = (
     mlp.OP,
     gated_mlp.OP,
     qkv_rope_kv_write.OP,
+    rms_norm_add_gated_mlp.OP,
+    rms_norm_add_qkv_rope_kv_write.OP,
     expert_steps.OP,
 )
 

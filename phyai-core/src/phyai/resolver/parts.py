@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import attrs
 
 from phyai.catalog import Catalog
-from phyai.composite import is_decomposition, part_facts
+from phyai.composite import chosen, is_decomposition, part_facts
 from phyai.decision import Decision, Rejected, RuleRef, Stage
 from phyai.environment import Environment
 from phyai.errors import NoKernelError
@@ -35,7 +35,7 @@ class Parts:
 
     @property
     def kernels(self) -> dict[str, Kernel]:
-        return {name: d.kernel for name, d in self.decisions.items() if d.kernel is not None}
+        return chosen(self.decisions)
 
     @property
     def kernel_ids(self) -> tuple[str, ...]:
@@ -68,9 +68,9 @@ def resolve_parts(op: Op, facts: Facts, catalog: Catalog, policy: Policy, enviro
     problem = ""
     for part in op.parts:
         own = part_facts(op, part, catalog.op(part.op), facts)
-        for rule in _binding(policy.aspects(own)):
+        for name, rule in _bans(part.name, own, catalog, policy):
             if ban is None or rule.strength > ban[1].strength:
-                ban = (part.name, rule)
+                ban = (name, rule)
         try:
             decisions[part.name] = resolve(own, catalog, policy, environment)
         except NoKernelError as error:
@@ -96,6 +96,14 @@ def chained_parts(calls: Mapping[str, Facts], policy: Policy, role: object = Non
             matched = frozenset(rule.ref for rule in aspects.matched)
             held = matched if held is None else held & matched
     return Parts(ban=ban, held=held or frozenset())
+
+
+def _bans(name: str, facts: Facts, catalog: Catalog, policy: Policy) -> Iterator[tuple[str, Rule]]:
+    """The rules in force on a part, and on the parts of it, each with the name of what it is in force on."""
+    yield from ((name, rule) for rule in _binding(policy.aspects(facts)))
+    op = catalog.op(str(facts["op"]))
+    for part in op.parts:
+        yield from _bans(f"{name}.{part.name}", part_facts(op, part, catalog.op(part.op), facts), catalog, policy)
 
 
 def _binding(aspects: Aspects) -> tuple[Rule, ...]:

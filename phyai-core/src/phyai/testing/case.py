@@ -18,7 +18,7 @@ from attrs import asdict, evolve, field, fields, frozen
 from phyai.calls import attributes, call_facts, fill_dtypes
 from phyai.errors import CallError, PhyAIError
 from phyai.facts import Facts, FactValue, canonical_dtype
-from phyai.op import FLOATS, ArgSpec, Op
+from phyai.op import FLOATS, ArgSpec, Op, calls
 from phyai.quant.scheme import QuantScheme, TensorQuant
 
 #: How the tensors of a call lie in memory: contiguous; one element into their storage; with gaps between rows; with
@@ -162,9 +162,8 @@ def quantizable(op: Op) -> dict[str, str]:
     >>> quantizable(OP)
     {'gate_up': 'parts.gate_up.', 'down': 'parts.down.'}
     """
-    readers = {weight: part.name for part in op.parts for weight in part.weights.values()}
-    found = (t.name for t in op.weights if "int8" in t.dtypes)
-    return {name: f"parts.{readers[name]}." if name in readers else "" for name in found}
+    readers = {weight: head for head, _, weights in calls(op.parts) for weight in weights.values()}
+    return {t.name: readers.get(t.name, "") for t in op.weights if "int8" in t.dtypes}
 
 
 def quant_facts(op: Op, scheme: QuantScheme | None, layout: str | None) -> dict[str, FactValue]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from phyai.op import DEFAULT_TOLERANCE, Op, Tolerance
+from phyai.op import DEFAULT_TOLERANCE, Op, Tolerance, calls
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +51,8 @@ def tolerance_of(
     for other in through:
         own = _wider(own, op.tolerance.get(dtypes[other], _EXACT))
     if quantized_input:
-        products = sum(part.op == "gemm" for part in op.parts)
-        own = _wider(own, QUANTIZED_BETWEEN if products > 1 else QUANTIZED_INPUT)
+        behind = [part.op for _, part, _ in calls(op.parts)][1:]
+        own = _wider(own, QUANTIZED_BETWEEN if "gemm" in behind else QUANTIZED_INPUT)
     return own
 
 

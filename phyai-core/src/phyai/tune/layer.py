@@ -7,6 +7,7 @@ kernel that could run the call; any other is *stale*, and said to be.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Mapping
 
 import attrs
@@ -60,7 +61,7 @@ def tuning_layer(
 ) -> TuningLayer:
     """The rules for calls on ``environment``'s device under ``policy``. Pure.
 
-    The composite ops come last: what they are compared with depends on what was chosen for their parts.
+    Composite ops come after their parts: what they are compared with depends on what was chosen for those.
     """
     by_key: dict[str, list[Measurement]] = {}
     for measurement in measurements:
@@ -68,10 +69,10 @@ def tuning_layer(
     known = [ms for ms in by_key.values() if ms[0].op in catalog.aliases]
     layer = TuningLayer(stale={ms[0].key: "no such op is installed" for ms in by_key.values() if ms not in known})
     plain = policy.with_rules((), Layer.TUNING)
-    for composite in (False, True):
-        group = [ms for ms in known if catalog.op(ms[0].op).composite is composite]
-        if group:
-            layer = _with(layer, group, catalog, layer.onto(plain), environment)
+    for _, group in itertools.groupby(
+        sorted(known, key=lambda ms: catalog.op(ms[0].op).depth), key=lambda ms: catalog.op(ms[0].op).depth
+    ):
+        layer = _with(layer, list(group), catalog, layer.onto(plain), environment)
     return layer
 
 
