@@ -23,7 +23,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from phyai_backend_cuda.quantized.kernels import _activate_quantize
+from phyai_backend_cuda.quantized.activated import _activate_quantize
 from phyai_backend_cuda.triton_rows.norms import _layer_norm, _rms_norm
 from phyai_backend_cuda.triton_rows.rope import _split_rope_write
 

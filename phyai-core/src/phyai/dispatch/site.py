@@ -137,7 +137,8 @@ class Site:
         """What ``policy`` says of the call sites of the chain that was bound, or None without one."""
         if self.chain is None:
             return None
-        return chained_parts({s.name: s.static for s in self.chain.sites}, policy, self.static.get("role"))
+        calls = {site.name: site.static for site in self.chain.sites}
+        return chained_parts(calls, self._dispatcher.catalog, policy, self.static.get("role"))
 
     def chosen(self, inputs: tuple[Any, ...]) -> Kernel:
         """The kernel that a call with these inputs runs."""

@@ -80,7 +80,7 @@ def resolve_parts(op: Op, facts: Facts, catalog: Catalog, policy: Policy, enviro
     return Parts(decisions, ban, problem)
 
 
-def chained_parts(calls: Mapping[str, Facts], policy: Policy, role: object = None) -> Parts:
+def chained_parts(calls: Mapping[str, Facts], catalog: Catalog, policy: Policy, role: object = None) -> Parts:
     """What the rules on the call sites of a chain (their facts by name) mean for it and for fused kernels.
 
     A restriction that matches every call of the chained op's own ``role`` restricts those, so the chain keeps to it.
@@ -88,12 +88,11 @@ def chained_parts(calls: Mapping[str, Facts], policy: Policy, role: object = Non
     ban: tuple[str, Rule] | None = None
     held: frozenset[RuleRef] | None = None
     for name, facts in calls.items():
-        aspects = policy.aspects(facts)
-        for rule in _binding(aspects):
+        for whose, rule in _bans(name, facts, catalog, policy):
             if ban is None or rule.strength > ban[1].strength:
-                ban = (name, rule)
+                ban = (whose, rule)
         if facts.get("role") == role:
-            matched = frozenset(rule.ref for rule in aspects.matched)
+            matched = frozenset(rule.ref for rule in policy.aspects(facts).matched)
             held = matched if held is None else held & matched
     return Parts(ban=ban, held=held or frozenset())
 

@@ -5,8 +5,8 @@
     residual += x
     y = gated_mlp(rms_norm(residual, norm_weight, eps, offset), gate_up, down, activation)
 
-Composite: of the ops ``rms_norm_add`` and ``gated_mlp``, which is composite too. ``residual`` is mutated. In which form
-the norm's result reaches the block, in 16 bits or quantized as the block's first product wants it, is left to the kernel.
+Composite: of the ops ``rms_norm_add`` and ``gated_mlp``, which is composite too. ``residual`` is mutated. In which
+form the norm's result reaches the block, in 16 bits or quantized for its first product, is left to the kernel.
 """
 
 from __future__ import annotations

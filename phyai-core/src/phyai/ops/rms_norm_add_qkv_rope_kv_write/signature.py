@@ -6,8 +6,8 @@
     normed = rms_norm(residual, norm_weight, eps, offset)
     q = qkv_rope_kv_write(normed, positions, k_cache, v_cache, slots, weight, bias, cos_sin, style)
 
-Composite: of the ops ``rms_norm_add`` and ``qkv_rope_kv_write``, which is composite too. ``residual`` and the caches are
-mutated. In which form the norm's result reaches the projection, in 16 bits or quantized, is left to the kernel.
+Composite: of the ops ``rms_norm_add`` and ``qkv_rope_kv_write``, which is composite too. ``residual`` and the caches
+are mutated. In which form the norm's result reaches the projection, in 16 bits or quantized, is left to the kernel.
 """
 
 from __future__ import annotations
