@@ -38,7 +38,9 @@ T, HEADS, KV_HEADS, HEAD_DIM, K = 5, 2, 1, 16, 32
 
 def weight_of(n: int, k: int, element: str, how: tuple[str, str, bool], seed: int = 0) -> QuantizedWeight:
     granularity, activation, dynamic = how
-    scheme = QuantScheme(TensorQuant(element, granularity), TensorQuant(element, activation, dynamic=dynamic))
+    rule = "full_range" if element == "int8" and activation == "token" else "amax"
+    given = TensorQuant(element, activation, dynamic=dynamic, scale_rule=rule)
+    scheme = QuantScheme(TensorQuant(element, granularity), given)
     weight: QuantizedWeight = quantized_weight(normal(n, k, seed=seed).float().cpu() / k**0.5, scheme)
     return weight.to(DEVICE)
 

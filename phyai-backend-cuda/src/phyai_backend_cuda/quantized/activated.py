@@ -67,19 +67,20 @@ def _activate_quantize(
 
 def activate_quantize(
     x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, activation: str, *, gated: bool,
-    given: torch.Tensor | None = None, options: Mapping[str, bool] = MappingProxyType({}),
+    given: torch.Tensor | None = None, top: float | None = None,
+    options: Mapping[str, bool] = MappingProxyType({}),
 ) -> None:  # fmt: skip
     """Write ``codes [M, I]`` (int8, or FP8 e4m3) and ``scales`` of the activation of ``x`` (bf16), in one launch.
 
-    ``x`` is ``[M, I]``, or ``[M, 2·I]`` (gate, then up) where ``gated``. All are contiguous, and I is even. ``given``
-    and ``options`` are as in :func:`~phyai_backend_cuda.quantized.kernels.quantize`. Where ``codes`` are bf16, they are
+    ``x`` is ``[M, I]``, or ``[M, 2·I]`` (gate, then up) where ``gated``. All are contiguous, and I is even. ``given``,
+    ``top`` and ``options`` are as in :func:`~phyai_backend_cuda.quantized.kernels.quantize`. Where ``codes`` are bf16, they are
     the activation's values, and ``scales [M]`` the largest magnitude of each row.
     """
     rows, width = codes.shape
     words, pairs, from_ = x.view(torch.int32), *destination(codes, given)
     block = triton.next_power_of_2(width // 2)
     _activate_quantize[(rows,)](
-        words, given, pairs, scales, words.stride(0), width // 2, activation, gated, TOP.get(codes.dtype, 0.0),
+        words, given, pairs, scales, words.stride(0), width // 2, activation, gated, top or TOP.get(codes.dtype, 0.0),
         from_, len(scales) == rows, block, bool(options),
         isinstance(_activate_quantize, triton.JITFunction), num_warps=warps(2 * block), **options,
     )  # fmt: skip

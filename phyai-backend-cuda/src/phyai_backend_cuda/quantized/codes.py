@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-#: The largest code of every format.
+#: The largest code of every format, which the largest magnitude becomes unless another number is given.
 TOP: Mapping[torch.dtype, float] = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 
@@ -40,10 +40,10 @@ def rounded(first, second, COMPILED: tl.constexpr):
 
 @triton.jit
 def codes_of(first, second, TOP: tl.constexpr, COMPILED: tl.constexpr):
-    """Pairs of codes of scaled values: of int8 where TOP is 127, else of e4m3, where a NaN stays one."""
-    if TOP == 127.0:  # 1.5 · 2^23 and a number end in the nearest integer, ties to even
-        low = (tl.clamp(first, -TOP, TOP) + 12582912.0).to(tl.int32, bitcast=True)
-        high = (tl.clamp(second, -TOP, TOP) + 12582912.0).to(tl.int32, bitcast=True)
+    """Pairs of codes of scaled values: of int8 where TOP is below 128, else of e4m3, where a NaN stays one."""
+    if TOP < 128.0:  # 1.5 · 2^23 and a number end in the nearest integer, ties to even
+        low = (tl.clamp(first, -128.0, 127.0) + 12582912.0).to(tl.int32, bitcast=True)
+        high = (tl.clamp(second, -128.0, 127.0) + 12582912.0).to(tl.int32, bitcast=True)
         return ((low & 255) | (high << 8)).to(tl.int16)
     if COMPILED:
         return tl.inline_asm_elementwise(

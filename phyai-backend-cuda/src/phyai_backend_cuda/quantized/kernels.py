@@ -4,7 +4,7 @@
 
     amax = abs(x).amax(over what shares a scale)
     scale = amax / top                                     # 1 where that is 0; or given
-    codes = (x / scale).clamp(-top, top)                   # to the nearest code, ties to even
+    codes = (x / scale).clamp(low, high)                   # to the nearest code, ties to even
 
 with correctly rounded divisions, so that codes and scales are the reference's bit for bit.
 """
@@ -32,9 +32,9 @@ PARTS = 1024
 
 
 @triton.jit
-def _encode(v, codes, TOP: tl.constexpr):
+def _encode(v, codes, LOW: tl.constexpr, HIGH: tl.constexpr):
     """The codes of scaled values: a NaN stays one."""
-    v = tl.clamp(v, -TOP, TOP, propagate_nan=tl.PropagateNan.ALL)
+    v = tl.clamp(v, LOW, HIGH, propagate_nan=tl.PropagateNan.ALL)
     if codes.dtype.element_ty == tl.int8:
         v = (v + 12582912.0) - 12582912.0  # 1.5 · 2^23: what is left is the nearest integer, ties to even
     return v.to(codes.dtype.element_ty)
@@ -42,8 +42,9 @@ def _encode(v, codes, TOP: tl.constexpr):
 
 @triton.jit
 def _quantize(
-    x, given, codes, scales, M, x_step, codes_step, K: tl.constexpr, TOP: tl.constexpr, FROM: tl.constexpr,
-    PER_ROW: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, parts, PARTS: tl.constexpr, OVERLAP: tl.constexpr,
+    x, given, codes, scales, M, x_step, codes_step, K: tl.constexpr, TOP: tl.constexpr, LOW: tl.constexpr,
+    HIGH: tl.constexpr, FROM: tl.constexpr, PER_ROW: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, parts,
+    PARTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """``FROM``: the scale is that of the ``row``, ``given``, or that of the largest of ``partial`` maxima: ``parts`` of
     them, at most PARTS."""
@@ -62,7 +63,7 @@ def _quantize(
         else:
             one = tl.load(given)
         scale = tl.zeros((ROWS,), tl.float32) + one
-    tl.store(codes + row * codes_step + k[None, :], _encode(tl.div_rn(v, scale[:, None]), codes, TOP), keep)
+    tl.store(codes + row * codes_step + k[None, :], _encode(tl.div_rn(v, scale[:, None]), codes, LOW, HIGH), keep)
     if PER_ROW:
         tl.store(scales + r, scale, (r < M) & (tl.program_id(1) == 0))
     else:
@@ -85,17 +86,19 @@ def _largest(x, parts, M, x_step, K: tl.constexpr, STEPS: tl.constexpr, BLOCK: t
 def quantize(
     x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, *, given: torch.Tensor | None = None,
     maxima: torch.Tensor | None = None, partial: bool = False, resources: Resources | None = None,
-    options: Mapping[str, bool] = MappingProxyType({}),
+    top: float | None = None, low: float | None = None, options: Mapping[str, bool] = MappingProxyType({}),
 ) -> None:  # fmt: skip
     """Write ``codes [M, K]`` of ``x [M, K]`` and contiguous ``scales``: one of every row, or one.
 
     ``given`` is a static scale ``[1]`` (float32); with ``partial`` the scale follows from all of x, which takes a
     launch more and a buffer of ``resources``, or from the partial ``maxima`` of x that a pass before has found; else
-    each row has its own. ``options`` are those of :func:`~phyai_backend_cuda.triton_rows.common.overlapping`.
+    each row has its own. The largest magnitude becomes ``top``; codes go from ``low`` to the format's largest, and all
+    three are those of the format where they are not given. ``options`` are those of
+    :func:`~phyai_backend_cuda.triton_rows.common.overlapping`.
     """
     x, written = rows_of(x), rows_of(codes)
-    rows, k = x.shape
-    top = TOP[codes.dtype]
+    (rows, k), largest = x.shape, TOP[codes.dtype]
+    lowest = -largest if low is None else low
     if partial and maxima is None:
         assert resources is not None
         steps, block = triton.next_power_of_2(triton.cdiv(rows, PARTS)), min(triton.next_power_of_2(k), TILE)
@@ -107,7 +110,7 @@ def quantize(
     block = whole if source is None else min(whole, 2 * TILE)
     together = max(1, TILE // block)
     _quantize[(triton.cdiv(rows, together), triton.cdiv(k, block))](
-        x, source, written, scales, rows, x.stride(0), written.stride(0), k, top,
+        x, source, written, scales, rows, x.stride(0), written.stride(0), k, top or largest, lowest, largest,
         "partial" if partial else "row" if given is None else "given", len(scales) == rows, together, block,
         parts, triton.next_power_of_2(parts), bool(options), num_warps=warps(together * block), **options,
     )  # fmt: skip

@@ -43,14 +43,14 @@ def _norm_quantize(
 
 def norm_quantize(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, *,
-    eps: float, offset: float, given: torch.Tensor | None = None,
+    eps: float, offset: float, given: torch.Tensor | None = None, top: float | None = None,
     options: Mapping[str, bool] = MappingProxyType({}),
 ) -> None:  # fmt: skip
     """``residual += x`` in one launch with ``codes [M, K]`` (int8, or FP8 e4m3) and ``scales`` of its RMS norm.
 
     ``x``, ``residual`` and ``weight [K]`` are bf16; rows have no gaps and begin at a multiple of 4 bytes, codes are
-    contiguous, and K is even. ``given`` and ``options`` are as in :func:`~phyai_backend_cuda.quantized.kernels.quantize`.
-    Where ``codes`` are bf16, they are the norm's values, and ``scales [M]`` the largest magnitude of each row.
+    contiguous, and K is even. ``given``, ``top`` and ``options`` are as in
+    :func:`~phyai_backend_cuda.quantized.kernels.quantize`. Where ``codes`` are bf16, they are the norm's values, and ``scales [M]`` the largest magnitude of each row.
     """
     rows, width = codes.shape
     words, sums, factors = (t.view(torch.int32) for t in (x, residual, weight))
@@ -58,6 +58,6 @@ def norm_quantize(
     block = triton.next_power_of_2(width // 2)
     _norm_quantize[(rows,)](
         words, sums, factors, given, pairs, scales, words.stride(0), sums.stride(0), eps, offset, width // 2,
-        TOP.get(codes.dtype, 0.0), from_, len(scales) == rows, block, bool(options),
+        top or TOP.get(codes.dtype, 0.0), from_, len(scales) == rows, block, bool(options),
         isinstance(_norm_quantize, triton.JITFunction), num_warps=warps(2 * block), **options,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from phyai.quant.weight import QuantizedWeight
 from phyai.refresh import renewed
 
 from phyai_backend_cuda.quantized.activated import activate_quantize
+from phyai_backend_cuda.quantized.codes import TOP
 from phyai_backend_cuda.quantized.int8 import int8_product
 from phyai_backend_cuda.quantized.kernels import PARTS, parts_of, quantize
 from phyai_backend_cuda.quantized.normed import norm_quantize
@@ -29,12 +30,16 @@ class Product:
     """
 
     dtype: ClassVar[torch.dtype]
+    low: ClassVar[float]  # the lowest code
 
     def __init__(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, quant: Mapping[str, FactValue], resources: Resources,
         *, fast: bool, options: Mapping[str, bool],
     ) -> None:  # fmt: skip
         self.weight, self.fast, self.resources, self.options = weight, fast, resources, options
+        self.top = TOP[self.dtype]
+        if quant["fields.activation_scale_rule"] == "full_range":  # from the lowest code to the largest
+            self.top = (self.top - self.low) / 2
         self.by_token = quant["activation_granularity"] == "token"
         self.by_rows = self.by_token or quant["granularity"] == "channel"
         self.codes, self.bias = aligned(weight.codes), None if bias is None else aligned(bias)
@@ -61,14 +66,16 @@ class Product:
         codes, scales = self.empty(len(x))
         quantize(
             x, codes, scales, given=self.given, maxima=maxima, partial=self.partial, resources=self.resources,
-            options=self.options,
+            top=self.top, low=self.low, options=self.options,
         )  # fmt: skip
         return codes, scales
 
     def activated(self, x: torch.Tensor, activation: str, *, gated: bool) -> Quantized:
         """Codes and scales of the activation of ``x [M, K]``, or ``[M, 2·K]`` where ``gated`` (bf16, contiguous)."""
         codes, scales = self._filled_by_a_pass(len(x))
-        activate_quantize(x, codes, scales, activation, gated=gated, given=self.given, options=self.options)
+        activate_quantize(
+            x, codes, scales, activation, gated=gated, given=self.given, top=self.top, options=self.options
+        )
         return self._settled(codes, scales)
 
     def normed(
@@ -77,8 +84,9 @@ class Product:
         """``residual += x``, and codes and scales of its RMS norm; see :func:`norm_quantize` for what it takes."""
         codes, scales = self._filled_by_a_pass(len(x))
         norm_quantize(
-            x, residual, weight, codes, scales, eps=eps, offset=offset, given=self.given, options=self.options
-        )
+            x, residual, weight, codes, scales, eps=eps, offset=offset, given=self.given, top=self.top,
+            options=self.options,
+        )  # fmt: skip
         return self._settled(codes, scales)
 
     def _filled_by_a_pass(self, rows: int) -> Quantized:
@@ -117,7 +125,7 @@ class Product:
 class Fp8Product(Product):
     """In FP8 (e4m3), by ``torch._scaled_mm``: scaled by rows and columns, or by two numbers where each side has one."""
 
-    dtype = torch.float8_e4m3fn
+    dtype, low = torch.float8_e4m3fn, -448.0
 
     def __call__(
         self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None = None
@@ -145,7 +153,7 @@ class Fp8Product(Product):
 class Int8Product(Product):
     """In int8, whose sums are exact, scaled in the product's end."""
 
-    dtype = torch.int8
+    dtype, low = torch.int8, -128.0
 
     def __call__(
         self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None = None

@@ -44,7 +44,7 @@ def _a8(head: str, element: str, granularities: Sequence[Mapping[str, Any]] = _S
         f"{q}.activation": element,
         f"{q}.scale_dtype": ["fp32", "bf16", "fp16"],
         f"{q}.zero_point": None,
-        f"{q}.fields.activation_scale_rule": "amax",
+        f"{q}.fields.activation_scale_rule": ["amax", "full_range"],
         f"{q}.fields.activation_zero_point": None,
         f"{q}.fields.output": None,
         "all_of": [

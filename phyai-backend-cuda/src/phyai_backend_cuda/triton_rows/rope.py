@@ -62,9 +62,9 @@ def _rope(
     cos = cos_sin + tl.load(positions + row).to(tl.int64) * rotary
     h, g = tl.arange(0, HEADS)[:, None], tl.arange(0, KV_HEADS)[:, None]
     x, y = q + row * q_steps[0] + h * q_steps[1], q_out + row * q_out_steps[0] + h * q_out_steps[1]
-    _rotate(x, y, 1, h < heads, cos, cos + rotary // 2, None, None, head_dim, rotary, NEOX, HALF, False)
+    _rotate(x, y, 1, h < heads, cos, cos + rotary // 2, 1.0, x, head_dim, rotary, NEOX, HALF, False)
     x, y = k + row * k_steps[0] + g * k_steps[1], k_out + row * k_out_steps[0] + g * k_out_steps[1]
-    _rotate(x, y, 1, g < kv_heads, cos, cos + rotary // 2, None, None, head_dim, rotary, NEOX, HALF, False)
+    _rotate(x, y, 1, g < kv_heads, cos, cos + rotary // 2, 1.0, x, head_dim, rotary, NEOX, HALF, False)
 
 
 @triton.jit
@@ -107,14 +107,13 @@ def _split_rope_write(
     row = tl.program_id(0).to(tl.int64)
     x = qkv + row * ((heads + 2 * kv_heads) * head_dim)
     cos = cos_sin + tl.load(positions + row).to(tl.int64) * rotary
-    row_scale = tl.load(row_scales + row) if SCALED else None
+    row_scale = tl.load(row_scales + row) if SCALED else 1.0
     if tl.program_id(1) == 0:
         h = tl.arange(0, HEADS)[:, None]
         q = q_out + row * q_steps[0] + h * q_steps[1]
-        columns = scales + h * head_dim if SCALED else None
         _rotate(
-            x + h * head_dim, q, 1, h < heads, cos, cos + rotary // 2, row_scale, columns, head_dim, rotary, NEOX, HALF,
-            SCALED,
+            x + h * head_dim, q, 1, h < heads, cos, cos + rotary // 2, row_scale,
+            scales + h * head_dim if SCALED else x, head_dim, rotary, NEOX, HALF, SCALED,
         )  # fmt: skip
     else:
         g, d = tl.arange(0, KV_HEADS)[:, None], tl.arange(0, BLOCK)[None, :]
@@ -127,10 +126,9 @@ def _split_rope_write(
         k_slot = _slot(slots, row, k_cache_steps, page_size, PAGED)
         v_slot = _slot(slots, row, v_cache_steps, page_size, PAGED)
         at, k = x + heads * head_dim + g * head_dim, k_cache + k_slot + wide * k_cache_steps[2]
-        columns = scales + heads * head_dim + g * head_dim if SCALED else None
         _rotate(
-            at, k, k_cache_steps[3], here, cos, cos + rotary // 2, row_scale, columns, head_dim, rotary, NEOX, HALF,
-            SCALED,
+            at, k, k_cache_steps[3], here, cos, cos + rotary // 2, row_scale,
+            scales + (heads + g) * head_dim if SCALED else x, head_dim, rotary, NEOX, HALF, SCALED,
         )  # fmt: skip
         tl.store(v_cache + v_slot + wide * v_cache_steps[2] + d.to(tl.int64) * v_cache_steps[3], v, keep)
 
