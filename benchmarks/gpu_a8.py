@@ -119,7 +119,9 @@ def block(table: Table) -> None:
     timed("bf16 chain", block_bf16, wide)
     for variant, element in (("fp8_a8_fast", "fp8_e4m3"), ("fp8_a8", "fp8_e4m3"), ("int8_a8", "int8")):
         for joined in (False, True):
-            timed(f"{variant} {'fused' if joined else 'chain'}", lambda: block_a8(variant, element, TOKEN, joined), narrow)
+            timed(
+                f"{variant} {'fused' if joined else 'chain'}", lambda: block_a8(variant, element, TOKEN, joined), narrow
+            )
     for how, words in SCALES[1:]:
         timed(f"fp8_a8_fast fused {words}", lambda: block_a8("fp8_a8_fast", "fp8_e4m3", how, True), narrow)
 

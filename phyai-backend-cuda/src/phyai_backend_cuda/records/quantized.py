@@ -70,7 +70,9 @@ _VARIANTS = (
 )
 
 
-def _rows(op: str, module: str, doc: str, when: Any, *, normed: bool = False, band: Band = Band.OPTIMIZED) -> list[Kernel]:
+def _rows(
+    op: str, module: str, doc: str, when: Any, *, normed: bool = False, band: Band = Band.OPTIMIZED
+) -> list[Kernel]:
     """A row for every variant; ``when`` gives the conditions of one, beside those of the device."""
     return [
         Kernel(
@@ -99,7 +101,9 @@ def _gemm(element: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _mlp(parts: tuple[str, str], *, head: str = "", tensors: Sequence[str] = ("x", "y"), biases: Sequence[str] = ()) -> Any:
+def _mlp(
+    parts: tuple[str, str], *, head: str = "", tensors: Sequence[str] = ("x", "y"), biases: Sequence[str] = ()
+) -> Any:
     def when(element: str) -> dict[str, Any]:
         return {
             **{f"dtype.{name}": "bf16" for name in tensors}, **{f"dtype.{bias}": [None, "bf16"] for bias in biases},

@@ -77,9 +77,7 @@ def _bound(fc1: LinearWeights, fc2: LinearWeights) -> dict[str, Any]:
 class GatedMLP(Normed):
     """``down(activation(gate(x)) * up(x))``, gate and up as one matrix; of what a ``norm`` in front makes of x."""
 
-    def __init__(
-        self, scope: Scope, width: int, hidden: int, activation: str, *, norm: RMSNorm | None = None
-    ) -> None:
+    def __init__(self, scope: Scope, width: int, hidden: int, activation: str, *, norm: RMSNorm | None = None) -> None:
         self.scope = scope
         self.norm = norm
         self.attrs = {"activation": activation}
