@@ -1,4 +1,4 @@
-"""A norm and the block behind it with inputs of 8 bits, at the sizes of π0.5's prefix: µs in a CUDA graph, cold weights.
+"""A norm and the block behind it with inputs of 8 bits, at π0.5's prefix's sizes: µs in a CUDA graph, cold weights.
 
     python benchmarks/gpu_a8.py --out benchmarks/results/rows_a8.json [--only passes block projection]
 
@@ -218,7 +218,7 @@ def projection_a8(variant: str, element: str, how: tuple[str, str, bool], joined
 
 def projection_error(make: Callable[[], Made]) -> float:
     """Of the queries and of what is in the caches, together."""
-    call, (x, residual, w, matrix, cos_sin, tokens, *caches) = make()
+    call, (x, residual, w, matrix, cos_sin, _, *caches) = make()
     qkv = (normed(x, residual, w) @ matrix.float().T).view(M, -1, HEAD_DIM)
     cos, sin = cos_sin[:M, None].chunk(2, dim=-1)
     a, b = qkv[:, : HEADS + KV_HEADS].chunk(2, dim=-1)

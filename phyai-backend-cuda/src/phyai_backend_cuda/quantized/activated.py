@@ -16,7 +16,7 @@ from phyai_backend_cuda.triton_rows.common import wait_previous, warps
 
 
 @triton.jit
-def sigmoid2(v, COMPILED: tl.constexpr):
+def _sigmoid2(v, COMPILED: tl.constexpr):
     """1 / (1 + 2^-v), to about two units in the last place."""
     if COMPILED:  # without the cases of subnormal numbers, which are half of the instructions
         power = tl.inline_asm_elementwise(
@@ -31,11 +31,11 @@ def sigmoid2(v, COMPILED: tl.constexpr):
 @triton.jit
 def _activated(v, KIND: tl.constexpr, COMPILED: tl.constexpr):
     if KIND == "silu":
-        return v * sigmoid2(1.4426950408889634 * v, COMPILED)
+        return v * _sigmoid2(1.4426950408889634 * v, COMPILED)
     if KIND == "gelu":
         return v * (0.5 + 0.5 * tl.erf(v * 0.7071067811865476))
     # gelu_tanh: (1 + tanh(u)) / 2 = sigmoid(2u)
-    return v * sigmoid2(v * (2.302208198144325 + 0.1029432395800235 * v * v), COMPILED)
+    return v * _sigmoid2(v * (2.302208198144325 + 0.1029432395800235 * v * v), COMPILED)
 
 
 @triton.jit
@@ -73,8 +73,8 @@ def activate_quantize(
     """Write ``codes [M, I]`` (int8, or FP8 e4m3) and ``scales`` of the activation of ``x`` (bf16), in one launch.
 
     ``x`` is ``[M, I]``, or ``[M, 2·I]`` (gate, then up) where ``gated``. All are contiguous, and I is even. ``given``,
-    ``top`` and ``options`` are as in :func:`~phyai_backend_cuda.quantized.kernels.quantize`. Where ``codes`` are bf16, they are
-    the activation's values, and ``scales [M]`` the largest magnitude of each row.
+    ``top`` and ``options`` are as in :func:`~phyai_backend_cuda.quantized.kernels.quantize`. Where ``codes`` are bf16,
+    they are the activation's values, and ``scales [M]`` the largest magnitude of each row.
     """
     rows, width = codes.shape
     words, pairs, from_ = x.view(torch.int32), *destination(codes, given)

@@ -1,7 +1,7 @@
 """Codes of 8 bits in Triton, of values that a pass has in registers: two bf16 values to a 32-bit word as they are read,
 two codes to 16 bits as they are written."""
 
-# ruff: noqa: ANN001 - arguments of Triton functions are pointers and numbers
+# ruff: noqa: ANN001, ANN201 - arguments of Triton functions are pointers and numbers
 
 from __future__ import annotations
 

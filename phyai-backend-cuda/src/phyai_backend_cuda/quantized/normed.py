@@ -50,7 +50,8 @@ def norm_quantize(
 
     ``x``, ``residual`` and ``weight [K]`` are bf16; rows have no gaps and begin at a multiple of 4 bytes, codes are
     contiguous, and K is even. ``given``, ``top`` and ``options`` are as in
-    :func:`~phyai_backend_cuda.quantized.kernels.quantize`. Where ``codes`` are bf16, they are the norm's values, and ``scales [M]`` the largest magnitude of each row.
+    :func:`~phyai_backend_cuda.quantized.kernels.quantize`. Where ``codes`` are bf16, they are the norm's values, and
+    ``scales [M]`` the largest magnitude of each row.
     """
     rows, width = codes.shape
     words, sums, factors = (t.view(torch.int32) for t in (x, residual, weight))

@@ -134,7 +134,8 @@ _GATED: Mapping[str, Any] = {
 _MLP_DOC = "two products, the activation quantized as it is computed"
 _QKV_DOC = "the product, then split, rotation and cache writes in one launch"
 _NORM_DOC = "the norm quantized as it is computed, then "
-_BEHIND = {"head": "parts.block.", "tensors": ("x", "residual", "norm_weight", "y")}
+_BEHIND = "parts.block."
+_NORMED = ("residual", "norm_weight")
 KERNELS: tuple[Kernel, ...] = (
     Kernel(
         id="cuda.quantize_activation", op="quantize_activation",
@@ -156,11 +157,14 @@ KERNELS: tuple[Kernel, ...] = (
         params=(OVERLAP,),
         doc="first product and activation in one launch, accumulated fast",
     ),
-    *_rows("rms_norm_add_gated_mlp", "mlp", _NORM_DOC + _MLP_DOC, _mlp(("gate_up", "down"), **_BEHIND), normed=True),
+    *_rows(
+        "rms_norm_add_gated_mlp", "mlp", _NORM_DOC + _MLP_DOC,
+        _mlp(("gate_up", "down"), head=_BEHIND, tensors=("x", *_NORMED, "y")), normed=True,
+    ),
     *_rows("mlp", "mlp", _MLP_DOC, _mlp(("fc1", "fc2"), biases=("fc1_bias", "fc2_bias"))),
     *_rows("qkv_rope_kv_write", "qkv", _QKV_DOC, _qkv()),
     *_rows(
         "rms_norm_add_qkv_rope_kv_write", "qkv", _NORM_DOC + _QKV_DOC,
-        _qkv(head="parts.block.", tensors=("residual", "norm_weight")), normed=True,
+        _qkv(head=_BEHIND, tensors=_NORMED), normed=True,
     ),
 )  # fmt: skip

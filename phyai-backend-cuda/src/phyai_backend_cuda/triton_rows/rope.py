@@ -203,7 +203,7 @@ class SplitRopeWrite:
         self, qkv: torch.Tensor, q: torch.Tensor, positions: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
         slots: torch.Tensor, *, scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """Write ``q`` and the caches of ``qkv [T, N]``, which is contiguous. It is still to be multiplied by ``scales``,
+        """Write ``q`` and the caches of ``qkv [T, N]``, which is contiguous and still to be multiplied by ``scales``,
         fp32, of rows ``[T]`` and columns ``[N]``."""
         _, page_size, kv_heads, dim = k_cache.shape
         given, heads = rows_of(q, 2), q.shape[1]
