@@ -122,6 +122,9 @@ def block(table: Table) -> None:
             timed(
                 f"{variant} {'fused' if joined else 'chain'}", lambda: block_a8(variant, element, TOKEN, joined), narrow
             )
+    for joined in (False, True):
+        timed(f"fp8_a8_fused {'fused' if joined else 'chain'}",
+              lambda: block_a8("fp8_a8_fused", "fp8_e4m3", TOKEN, joined), narrow)  # fmt: skip
     for how, words in SCALES[1:]:
         timed(f"fp8_a8_fast fused {words}", lambda: block_a8("fp8_a8_fast", "fp8_e4m3", how, True), narrow)
 

@@ -66,7 +66,7 @@ class _Variant:
 _VARIANTS = (
     _Variant("fp8_a8", "fp8_e4m3", ">=sm89", "fp32", 0, "torch._scaled_mm"),
     _Variant("fp8_a8_fast", "fp8_e4m3", ">=sm89", "fp22", -1, "torch._scaled_mm, accumulated fast"),
-    _Variant("int8_a8", "int8", ">=sm80", "int32", 0, "int8 products"),
+    _Variant("int8_a8", "int8", "sm90", "int32", 0, "int8 products through tensor maps"),
 )
 
 
@@ -126,11 +126,22 @@ def _qkv(*, head: str = "", tensors: Sequence[str] = ()) -> Any:
     return when
 
 
-#: What ``csrc/gated.cu`` was written for: many rows on Hopper.
-_GATED: Mapping[str, Any] = {
-    **HOPPER, "shape.M": ">=256", "shape.I": f"%128,{ROW_LIMIT}", "attrs.activation": ACTIVATIONS,
-    **dict.fromkeys(("dtype.x", "dtype.y"), "bf16"),
-}  # fmt: skip
+def _fused(op: str, prepare: str, doc: str, head: str = "", tensors: Sequence[str] = ()) -> Kernel:
+    """The row of ``csrc/gated.cu``, which was written for many rows on Hopper."""
+    return Kernel(
+        id=f"cuda.{op}.fp8_a8_fused", op=op,
+        when=match({
+            **TRITON, **HOPPER, **{f"dtype.{name}": "bf16" for name in ("x", "y", *tensors)},
+            "attrs.activation": ACTIVATIONS, "shape.M": ">=256",
+            "shape.K": f"%16,{ROW_LIMIT}", "shape.I": f"%128,{ROW_LIMIT}", "shape.N": "%16",
+            "all_of": [_a8(f"{head}parts.gate_up.", "fp8_e4m3", _BY_ROWS), _a8(f"{head}parts.down.", "fp8_e4m3")],
+        }),
+        prepare=f"phyai_backend_cuda.gated.mlp:{prepare}", capture=Capture.AFTER_WARMUP,
+        numerics=Numerics(reproducible=True, accumulation="fp22"), band=Band.OPTIMIZED, rank=-2, params=(OVERLAP,),
+        doc=f"{doc}; the first product and the activation in one launch, accumulated fast",
+    )  # fmt: skip
+
+
 _MLP_DOC = "two products, the activation quantized as it is computed"
 _QKV_DOC = "the product, then split, rotation and cache writes in one launch"
 _NORM_DOC = "the norm quantized as it is computed, then "
@@ -146,17 +157,8 @@ KERNELS: tuple[Kernel, ...] = (
     ),
     *_rows("gemm", "gemm", "inputs quantized in one launch", _gemm),
     *_rows("gated_mlp", "mlp", _MLP_DOC, _mlp(("gate_up", "down"))),
-    Kernel(
-        id="cuda.gated_mlp.fp8_a8_fused", op="gated_mlp",
-        when=match({
-            **TRITON, **_GATED, "shape.K": f"%16,{ROW_LIMIT}", "shape.N": "%16",
-            "all_of": [_a8("parts.gate_up.", "fp8_e4m3", _BY_ROWS), _a8("parts.down.", "fp8_e4m3")],
-        }),
-        prepare="phyai_backend_cuda.gated.mlp:prepare", capture=Capture.AFTER_WARMUP,
-        numerics=Numerics(reproducible=True, accumulation="fp22"), band=Band.OPTIMIZED, rank=-2,
-        params=(OVERLAP,),
-        doc="first product and activation in one launch, accumulated fast",
-    ),
+    _fused("gated_mlp", "prepare", _MLP_DOC),
+    _fused("rms_norm_add_gated_mlp", "prepare_normed", _NORM_DOC + _MLP_DOC, _BEHIND, _NORMED),
     *_rows(
         "rms_norm_add_gated_mlp", "mlp", _NORM_DOC + _MLP_DOC,
         _mlp(("gate_up", "down"), head=_BEHIND, tensors=("x", *_NORMED, "y")), normed=True,
