@@ -31,6 +31,7 @@ GEMMA = {"attrs.eps": 1e-6, "attrs.offset": 1}
 #: Scales of the weight and of the input, and whether they are computed.
 TOKEN, TENSOR, STATIC = ("channel", "token", True), ("tensor", "tensor", True), ("tensor", "tensor", False)
 SCALES = ((TOKEN, "token"), (STATIC, "static"), (TENSOR, "tensor"))
+VARIANTS = (("fp8_a8_fast", "fp8_e4m3"), ("fp8_a8", "fp8_e4m3"), ("int8_a8", "int8"))
 NORMED = "rms_norm_add_"
 
 
@@ -116,17 +117,17 @@ def block(table: Table) -> None:
     def timed(who: str, make: Callable[[], Made], floor: float) -> None:
         table.time(what, who, floor, lambda: make()[0], lambda: block_error(make))
 
-    timed("bf16 chain", block_bf16, wide)
-    for variant, element in (("fp8_a8_fast", "fp8_e4m3"), ("fp8_a8", "fp8_e4m3"), ("int8_a8", "int8")):
+    timed("bf16: cuda.rms_norm_add, cuBLAS, cuda.gated_activation, cuBLAS", block_bf16, wide)
+    for variant, element in (*VARIANTS, ("fp8_a8_fused", "fp8_e4m3")):
         for joined in (False, True):
-            timed(
-                f"{variant} {'fused' if joined else 'chain'}", lambda: block_a8(variant, element, TOKEN, joined), narrow
-            )
-    for joined in (False, True):
-        timed(f"fp8_a8_fused {'fused' if joined else 'chain'}",
-              lambda: block_a8("fp8_a8_fused", "fp8_e4m3", TOKEN, joined), narrow)  # fmt: skip
+            timed(named("gated_mlp", variant, joined), lambda: block_a8(variant, element, TOKEN, joined), narrow)
     for how, words in SCALES[1:]:
-        timed(f"fp8_a8_fast fused {words}", lambda: block_a8("fp8_a8_fast", "fp8_e4m3", how, True), narrow)
+        who = f"{named('gated_mlp', 'fp8_a8_fast', True)} {words}"
+        timed(who, lambda: block_a8("fp8_a8_fast", "fp8_e4m3", how, True), narrow)
+
+
+def named(op: str, variant: str, joined: bool) -> str:
+    return f"cuda.{NORMED}{op}.{variant}" if joined else f"cuda.rms_norm_add, cuda.{op}.{variant}"
 
 
 def block_tensors() -> tuple[torch.Tensor, ...]:
@@ -173,15 +174,16 @@ def projection(table: Table) -> None:
     def timed(who: str, make: Callable[[], Made], floor: float) -> None:
         table.time(what, who, floor, lambda: make()[0], lambda: projection_error(make))
 
-    timed("bf16 chain", projection_bf16, wide)
-    for variant, element in (("fp8_a8_fast", "fp8_e4m3"), ("fp8_a8", "fp8_e4m3"), ("int8_a8", "int8")):
+    op = "qkv_rope_kv_write"
+    timed(f"cuda.rms_norm_add, cuda.{op}", projection_bf16, wide)
+    for variant, element in VARIANTS:
         for joined in (False, True):
-            words = "fused" if joined else "chain"
-            timed(f"{variant} {words}", lambda: projection_a8(variant, element, TOKEN, joined, False), narrow)
+            timed(named(op, variant, joined), lambda: projection_a8(variant, element, TOKEN, joined, False), narrow)
         if element == "fp8_e4m3":
-            timed(f"{variant} fused, scaled by the product",
+            timed(f"{named(op, variant, True)}, scaled by the product",
                   lambda: projection_a8(variant, element, TOKEN, True, True), narrow)  # fmt: skip
-    timed("fp8_a8_fast fused static", lambda: projection_a8("fp8_a8_fast", "fp8_e4m3", STATIC, True, False), narrow)
+    timed(f"{named(op, 'fp8_a8_fast', True)} static",
+          lambda: projection_a8("fp8_a8_fast", "fp8_e4m3", STATIC, True, False), narrow)  # fmt: skip
 
 
 def projection_tensors() -> tuple[torch.Tensor, ...]:
