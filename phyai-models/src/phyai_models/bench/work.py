@@ -8,13 +8,16 @@ from typing import Any
 import torch
 from phyai.facts import Facts, whole
 from phyai.kernel import Band
-from phyai.op import Op
+from phyai.op import Op, calls
 
 from phyai_models.bench.floor import Case, Work, expert
 from phyai_models.bench.tape import Call
 
 #: Ops whose weights are read whole and multiplied by every row.
-PRODUCTS = ("gemm", "mlp", "gated_mlp", "qkv_rope_kv_write", "conv2d")
+PRODUCTS = (
+    "gemm", "mlp", "gated_mlp", "rms_norm_add_gated_mlp", "qkv_rope_kv_write", "rms_norm_add_qkv_rope_kv_write",
+    "conv2d",
+)  # fmt: skip
 
 
 def work_of(call: Call, case: Case) -> Work:
@@ -55,9 +58,9 @@ def _matrices(op: Op) -> Iterator[tuple[str, str]]:
     """The weights that a product multiplies by, each with what the facts of its form begin with."""
     if not op.parts:
         yield "weight", ""
-    for part in op.parts:
+    for head, part, weights in calls(op.parts):
         if part.op == "gemm":
-            yield part.weights["weight"], f"parts.{part.name}."
+            yield weights["weight"], head
 
 
 def _computed_in(facts: Facts, dtype: str, quantized: str | None = None, *, wide: bool) -> str:
