@@ -85,7 +85,9 @@ OVERLAPPING = [
 def test_what_overlaps_waits_before_it_reads_or_writes(name: str) -> None:
     ptx = compiled()[name]["ptx"]
     wait = ptx.index("griddepcontrol.wait")
-    accesses = [ptx.find(word) for word in ("ld.global", "st.global", "cp.async.bulk.tensor", "atom.", "red.") if word in ptx]
+    accesses = [
+        ptx.find(word) for word in ("ld.global", "st.global", "cp.async.bulk.tensor", "atom.", "red.") if word in ptx
+    ]
     assert accesses
     assert all(wait < access for access in accesses)
     assert "griddepcontrol.launch_dependents" not in ptx

@@ -1,169 +1,230 @@
-"""Composite ops whose parts are composite: facts, layouts and weights of the innermost calls, and rules on them."""
+"""Composite ops of composite ops: facts, layouts, rules and kernels of the parts of a part."""
 
 from __future__ import annotations
 
 import attrs
 import pytest
-from fake_calls import ACT, CPU, GEMM, MLP, Fake, catalog, kernel, policy, rule
-from phyai.catalog import op_vocabulary
-from phyai.composite import part_facts
+from phyai.catalog import Catalog, op_vocabulary
+from phyai.composite import depth, form_of, innermost, part_facts, readers
 from phyai.decision import Stage
-from phyai.dispatch import Dispatcher
-from phyai.explain import to_text
+from phyai.dispatch import Chain, Dispatcher
+from phyai.dispatch.ahead import awaited
+from phyai.environment import Device, Environment
+from phyai.errors import DeclarationError
+from phyai.explain import explain_call
 from phyai.facts import Facts
-from phyai.kernel import Band, Prepared
-from phyai.op import Op, Part, calls
+from phyai.kernel import Band, Capture, Kernel, Numerics, Prepared
+from phyai.op import Op
 from phyai.ops import CORE_OPS
-from phyai.plugins.op_checks import op_problems
+from phyai.plugins import Plugin, PluginStatus
+from phyai.policy import Layer, Policy, Restriction, Rule
+from phyai.predicates import match
+from phyai.quant import QuantScheme, TensorQuant
+from phyai.quant.formats import QuantFormat
 from phyai.resolver import resolve
-from phyai.testing.case import quantizable
+
+torch = pytest.importorskip("torch")
+
+from phyai.quant.realize import dequantize, quantize_weight  # noqa: E402
 
 OPS = {op.name: op for op in CORE_OPS}
-#: An activation and the block behind it, which is itself composite.
-BEHIND = Op(
-    "behind", "mlp(act(x))", tensors=MLP.tensors, dims=MLP.dims, attributes=MLP.attributes,
-    parts=(
-        Part("first", "act", attrs={"kind": "kind"}, dims={"D": "K"}),
-        Part("block", "mlp", weights={"up": "up", "down": "down"}, attrs={"kind": "kind"}, parts=MLP.parts),
-    ),
-    compose="test_composite_nested:compose",
+NESTED = OPS["gated_mlp_gated_residual"]
+CPU = Environment(Device("cpu"))
+INT8 = QuantScheme(TensorQuant("int8", "channel"))
+ASKED = {
+    "shape.M": 4, "shape.R": 2, "shape.K": 8, "shape.I": 6, "shape.N": 8, "dtype.x": "fp32",
+    "attrs.activation": "silu", "role": "expert", "layer": "expert.mlp",
+}  # fmt: skip
+
+
+def gemm(facts, weights, params, resources):
+    weight = weights["weight"]
+
+    def run(x, out=None, state=None):
+        if isinstance(weight, torch.Tensor):
+            return x @ weight.T
+        codes = weight.codes if weight.layout == "plain" else weight.packed["turned"].T
+        return x @ dequantize(attrs.evolve(weight, codes=codes, layout="plain", packed={})).T
+
+    return Prepared(run, refresh=lambda new: weight.copy_(new["weight"]))
+
+
+def activation(facts, weights, params, resources):
+    def run(x, out=None, state=None):
+        gate, up = x.chunk(2, -1)
+        return torch.nn.functional.silu(gate) * up
+
+    return Prepared(run)
+
+
+def gated_residual(facts, weights, params, resources):
+    def run(residual, x, gate, out=None, state=None):
+        return residual + x * gate.repeat_interleave(len(x) // len(gate), 0)
+
+    return Prepared(run)
+
+
+def kernel(id, make, band=Band.OPTIMIZED, **more):
+    return Kernel(
+        id=id, op=id.split(".")[1], when=match(more.pop("when", {})), prepare=make, band=band, capture=Capture.SAFE,
+        numerics=Numerics(reproducible=True), **more,
+    )  # fmt: skip
+
+
+def pack(weight):
+    return attrs.evolve(weight, codes=None, layout="turned", packed={"turned": weight.codes.t().contiguous()})
+
+
+def unpack(weight):
+    return attrs.evolve(weight, codes=weight.packed["turned"].t().contiguous(), layout="plain", packed={})
+
+
+TURNED = QuantFormat("a.turned", "turned", match({"quant.weight": "int8"}), pack, unpack)
+KERNELS = (
+    kernel("a.gemm.k", gemm), kernel("a.gated_activation.k", activation), kernel("a.gated_residual.k", gated_residual),
 )  # fmt: skip
-CALL = Facts({"op": "behind", "shape.M": 5, "shape.K": 64, "shape.I": 256, "shape.N": 32, "attrs.kind": "relu",
-              "dtype.x": "bf16", "dtype.up": "bf16", "dtype.down": "bf16", "dtype.y": "bf16",
-              "role": "expert", "layer": "layers.1", "mode.capture": False})  # fmt: skip
-PARTS = [kernel("a.gemm", band=Band.OPTIMIZED), kernel("a.act")]
+FUSED = kernel("f.gated_mlp_gated_residual.k", gemm, band=Band.SPECIALIZED)
 
 
-def compose(sites, facts):
-    first, block = sites["first"], sites["block"]
-    return lambda x, out=None, state=None: block.run(first.run(x), out=out)
+def catalog(*more, formats=()):
+    return Catalog.build([Plugin(PluginStatus("a"), kernels=(*KERNELS, *more), quant_formats=formats)])
 
 
-def decide(kernels, rules=(), call=CALL):
-    return resolve(call, catalog(*kernels, ops=(GEMM, ACT, MLP, BEHIND)), policy(*rules), CPU)
+def decide(*more, rules=(), facts=ASKED):
+    call = Facts({"op": NESTED.name, **facts, "dtype.y": "fp32"})
+    return resolve(call, catalog(*more), Policy(rules=rules), CPU)
 
 
-def verdict(decision, id):
-    return next(c for c in decision.candidates if c.kernel == id)
+def rule(id, condition, **more):
+    if "restrict_to" in more:
+        more["restriction"] = Restriction(tuple(more.pop("restrict_to")))
+    return Rule(id=id, match=match(condition), layer=Layer.USER, **more)
 
 
-def test_depth_counts_the_levels_of_parts():
-    assert [op.depth for op in (GEMM, MLP, BEHIND)] == [0, 1, 2]
+def tensors(seed=0):
+    make = torch.Generator().manual_seed(seed)
+    return torch.randn(12, 8, generator=make), torch.randn(8, 6, generator=make)
 
 
-def test_the_innermost_calls_and_the_names_of_their_weights():
-    assert [(head, part.op, weights) for head, part, weights in calls(BEHIND.parts)] == [
-        ("parts.first.", "act", {}),
-        ("parts.block.parts.up.", "gemm", {"weight": "up"}),
-        ("parts.block.parts.act.", "act", {}),
-        ("parts.block.parts.down.", "gemm", {"weight": "down"}),
-    ]
+def test_a_weight_is_found_through_the_parts():
+    assert [part.name for part in readers(NESTED, "gate_up")] == ["gated_mlp", "gate_up"]
+    assert form_of(NESTED, "gate_up") == "parts.gated_mlp.parts.gate_up."
+    assert form_of(OPS["gemm"], "weight") == ""
+    found = {head: dict(part.weights) for head, part in innermost(NESTED.parts)}
+    assert found["parts.gated_mlp.parts.down."] == {"weight": "down"}
+    assert [depth(OPS[name].parts) for name in ("gemm", "gated_mlp", NESTED.name)] == [0, 1, 2]
 
 
-def test_facts_of_the_innermost_call_come_down_through_both_levels():
-    call = CALL.replace(
-        {"parts.block.parts.down.quant.weight": "int4", "parts.block.parts.down.quant.layout": "humming"}
-    )
-    block = part_facts(BEHIND, BEHIND.parts[1], MLP, call)
-    down = part_facts(MLP, MLP.parts[2], GEMM, block)
-    assert (down["quant.weight"], down["quant.layout"], down["shape.K"]) == ("int4", "humming", 256)
-    assert (block["layer"], down["layer"]) == ("layers.1.block", "layers.1.block.down")
-    assert not any(name.startswith("quant.") for name in block)
+def test_its_facts_are_in_the_vocabulary_and_reach_the_inner_part():
+    name = "parts.gated_mlp.parts.down.quant.weight"
+    assert op_vocabulary(NESTED).find(name) is not None
+    assert op_vocabulary(NESTED).find("parts.gated_mlp.quant.weight") is None
+    call = Facts({"op": NESTED.name, **ASKED, name: "int8"})
+    block, down = NESTED.parts[0], OPS["gated_mlp"].parts[2]
+    inner = part_facts(OPS["gated_mlp"], down, OPS["gemm"], part_facts(NESTED, block, OPS["gated_mlp"], call))
+    assert (inner["quant.weight"], inner["shape.K"], inner["shape.N"]) == ("int8", 6, 8)
 
 
-def test_a_part_has_the_layer_that_the_site_says():
-    call = CALL.replace({"parts.first.layer": "layers.1.norm", "parts.block.layer": "layers.1.mlp"})
-    assert part_facts(BEHIND, BEHIND.parts[0], ACT, call)["layer"] == "layers.1.norm"
-    block = part_facts(BEHIND, BEHIND.parts[1], MLP, call)
-    assert part_facts(MLP, MLP.parts[0], GEMM, block)["layer"] == "layers.1.mlp.up"
+def test_a_part_that_stands_for_the_whole_keeps_its_layer():
+    block, added = NESTED.parts
+    call = Facts({"op": NESTED.name, **ASKED})
+    assert part_facts(NESTED, block, OPS["gated_mlp"], call)["layer"] == "expert.mlp"
+    assert part_facts(NESTED, added, OPS["gated_residual"], call)["layer"] == "expert.mlp.gated_residual"
 
 
-def test_its_facts_are_declared_and_others_are_not():
-    vocabulary = op_vocabulary(BEHIND)
-    known = ["parts.block.parts.up.quant.weight", "parts.first.layer", "parts.block.layer"]
-    unknown = ["parts.block.quant.weight", "parts.block.parts.first.quant.weight", "parts.block.parts.up.layer"]
-    assert [vocabulary.find(name) is not None for name in (*known, *unknown)] == [True] * 3 + [False] * 3
+def test_parts_that_are_not_those_of_their_op_are_refused():
+    wrong = attrs.evolve(NESTED, name="other", parts=tuple(attrs.evolve(part, parts=()) for part in NESTED.parts))
+    with pytest.raises(DeclarationError, match="its parts are not those of the op gated_mlp"):
+        Catalog.build([Plugin(PluginStatus("b"), ops=(wrong,))])
 
 
-def test_without_a_fused_kernel_a_chain_of_a_chain_runs():
-    d = decide(PARTS)
-    assert (d.kernel.id, d.parts["block"].kernel.id) == ("decomposed.behind", "decomposed.mlp")
-    assert d.kernel.band is Band.GENERAL
-    assert "part block:" in to_text(d)
-    assert "part down:" in to_text(d)
-
-
-def test_a_fused_kernel_of_the_block_runs_in_the_chain():
-    d = decide([*PARTS, kernel("f.mlp", band=Band.OPTIMIZED)])
-    assert (d.kernel.id, d.parts["block"].kernel.id) == ("decomposed.behind", "f.mlp")
-
-
-@pytest.mark.parametrize("conditions", [{"op": "gemm"}, {"layer": "*.block.down"}, {"op": "mlp"}])
-def test_a_restriction_anywhere_inside_rules_fusion_out(conditions):
-    kernels = [*PARTS, kernel("f.behind", band=Band.SPECIALIZED), kernel("f.mlp", band=Band.SPECIALIZED)]
-    allowed = ["a.gemm", "decomposed.mlp"]
-    d = decide(kernels, [rule("mine", conditions, restrict_to=allowed)])
-    lost = verdict(d, "f.behind")
-    assert (d.kernel.id, lost.stage) == ("decomposed.behind", Stage.PARTS)
-    assert "fusing would bypass rule mine" in lost.reason
-    named = {"op": "on part block ", "layer": "on part block.down ", "mlp": "on part block "}
-    assert (named["layer"] if "layer" in conditions else "on part block") in lost.reason
-
-
-def test_a_restriction_without_an_op_holds_of_the_innermost_kernels():
-    kernels = [*PARTS, kernel("f.behind", band=Band.SPECIALIZED), kernel("f.mlp", band=Band.SPECIALIZED)]
-    d = decide(kernels, [rule("mine", {"role": "expert"}, restrict_to=["a.*"])])
-    assert (d.kernel.id, d.parts["block"].kernel.id) == ("decomposed.behind", "decomposed.mlp")
-
-
-def test_a_preference_for_every_innermost_kernel_is_one_for_the_chain():
-    kernels = [*PARTS, kernel("f.behind", band=Band.SPECIALIZED), kernel("f.mlp", band=Band.REFERENCE)]
-    assert decide(kernels, [rule("mine", {"role": "expert"}, prefer=("a.*",))]).kernel.id == "decomposed.behind"
-    assert decide(kernels).kernel.id == "f.behind"
-
-
-def test_a_packed_weight_inside_the_block_needs_a_kernel_that_reads_it():
-    call = CALL.replace({"parts.block.parts.down.quant.layout": "packed"})
-    d = decide([*PARTS, kernel("p.gemm", layouts=("packed",)), kernel("f.behind", band=Band.SPECIALIZED)], call=call)
-    assert verdict(d, "f.behind").reason == "the weight of part block.down lies as packed, this kernel reads plain"
-
-
-def test_a_site_runs_refreshes_and_freezes_its_chain_of_a_chain():
-    seen = []
-
-    def product(facts, weights, params, resources):
-        rows = weights["weight"].shape[0]
-        return Prepared(lambda x, out=None, state=None: Fake((x.shape[0], rows)), refresh=seen.append)
-
-    act = kernel("a.act", prepare=lambda *_: Prepared(lambda x, mask=None, out=None, state=None: x))
-    kernels = (kernel("a.gemm", prepare=product), act)
-    of = Dispatcher(catalog(*kernels, ops=(GEMM, ACT, MLP, BEHIND)), policy(), CPU)
-    weights = {"up": Fake((256, 64)), "down": Fake((32, 256))}
-    site = of.bind("behind", layer="layers.1", weights=weights, dtypes={"x": "bf16"})
-    assert site.run(Fake((5, 64))).shape == (5, 32)
-    assert [inner.name for inner in of.sites] == [
-        "layers.1:behind", "layers.1:behind/first:act", "layers.1:behind/block:mlp",
-        "layers.1:behind/block:mlp/up:gemm", "layers.1:behind/block:mlp/act:act", "layers.1:behind/block:mlp/down:gemm",
+def test_the_chain_runs_the_chain_inside_it_bit_for_bit():
+    gate_up, down = tensors()
+    x, residual, gate = torch.randn(4, 8), torch.randn(4, 8), torch.randn(2, 8)
+    of = Dispatcher(catalog(), Policy(), CPU)
+    site = of.bind(
+        NESTED.name, layer="expert.mlp", weights={"gate_up": gate_up, "down": down}, dtypes={"x": "fp32"},
+        attrs={"activation": "silu"},
+    )  # fmt: skip
+    apart = of.bind(
+        "gated_mlp", layer="mlp", weights={"gate_up": gate_up, "down": down}, dtypes={"x": "fp32"},
+        attrs={"activation": "silu"},
+    )  # fmt: skip
+    add = of.bind("gated_residual", layer="add", dtypes={"residual": "fp32"}, dims={"D": 8})
+    assert torch.equal(site.run(x, residual, gate), add.run(residual, apart.run(x), gate))
+    layers = [inner.static["layer"] for inner in site.walk()]
+    assert layers == [
+        "expert.mlp", "expert.mlp", "expert.mlp.gate_up", "expert.mlp.activation", "expert.mlp.down",
+        "expert.mlp.gated_residual",
     ]  # fmt: skip
-    site.refresh(weights)
-    assert seen == [{"weight": weights["up"]}, {"weight": weights["down"]}]
-    of.freeze()
-    assert site.run(Fake((5, 64))).shape == (5, 32)
+    new = tensors(1)
+    before = apart.run(x)
+    site.refresh({"gate_up": new[0].clone(), "down": new[1].clone()})
+    assert not torch.equal(apart.run(x), before)  # the same memory
 
 
-def test_a_part_that_does_not_say_the_parts_of_its_op_is_refused():
-    wrong = attrs.evolve(BEHIND, parts=(BEHIND.parts[0], attrs.evolve(BEHIND.parts[1], parts=())))
-    ops = {op.name: op for op in (GEMM, ACT, MLP, BEHIND)}
-    assert not list(op_problems(BEHIND, ops, lambda name: True))
-    assert any("its parts are not those of mlp" in problem for problem in op_problems(wrong, ops, lambda name: True))
+def test_a_quantized_weight_of_an_inner_part_is_lowered_for_it():
+    reader = kernel("a.gemm.turned", gemm, layouts=("turned",), band=Band.SPECIALIZED)
+    gate_up, down = (quantize_weight(t, INT8) for t in tensors())
+    facts = {
+        f"parts.gated_mlp.parts.{name}.{fact}": value
+        for name, weight in (("gate_up", gate_up), ("down", down)) for fact, value in weight.facts().items()
+    }  # fmt: skip
+    only_plain = rule("plain", {"layer": "*.down"}, restrict_to=["a.gemm.k"])
+    site = Dispatcher(catalog(reader, formats=(TURNED,)), Policy(rules=(only_plain,)), CPU).bind(
+        NESTED.name, layer="expert.mlp", weights={"gate_up": gate_up, "down": down}, dtypes={"x": "fp32"},
+        attrs={"activation": "silu"}, facts=facts,
+    )  # fmt: skip
+    assert {name: weight.layout for name, weight in site.weights.items()} == {"gate_up": "turned", "down": "plain"}
+    x, residual, gate = torch.randn(4, 8), torch.randn(4, 8), torch.randn(2, 8)
+    a, b = (x @ dequantize(gate_up).T).chunk(2, -1)
+    want = residual + (torch.nn.functional.silu(a) * b) @ dequantize(down).T * gate.repeat_interleave(2, 0)
+    torch.testing.assert_close(site.run(x, residual, gate), want)
 
 
-@pytest.mark.parametrize(
-    ("op", "weights"),
-    [
-        ("rms_norm_add_gated_mlp", {n: f"parts.block.parts.{n}." for n in ("gate_up", "down")}),
-        ("rms_norm_add_qkv_rope_kv_write", {"weight": "parts.block.parts.qkv."}),
-    ],
-)
-def test_the_weights_of_the_blocks_behind_a_norm_can_be_quantized(op, weights):
-    assert quantizable(OPS[op]) == weights
+def test_a_question_about_its_quantization_is_completed():
+    explained = explain_call(NESTED.name, {**ASKED, "quant.weight": "int8"}, catalog(), Policy(), CPU)
+    for name in ("gate_up", "down"):
+        assert explained.facts[f"parts.gated_mlp.parts.{name}.quant.scheme"] == "w8a16_channel"
+    assert explained.parts["gated_mlp"].parts["down"].facts["quant.scheme"] == "w8a16_channel"
+
+
+def test_a_rule_on_an_inner_part_rules_fusion_out():
+    assert decide(FUSED).kernel.id == FUSED.id
+    decision = decide(FUSED, rules=[rule("mine", {"op": "gemm"}, restrict_to=["a.gemm.*"])])
+    lost = next(one for one in decision.candidates if one.kernel == FUSED.id)
+    assert (decision.kernel.id, lost.stage) == (f"decomposed.{NESTED.name}", Stage.PARTS)
+    assert "on part gated_mlp.gate_up (restrict_to: a.gemm.*)" in lost.reason
+
+
+def test_rules_that_name_every_kernel_inside_name_the_chain():
+    preferred = decide(FUSED, rules=[rule("a-first", {"role": "expert"}, prefer=("a.*",))])
+    restricted = decide(FUSED, rules=[rule("a-only", {"op": NESTED.name}, restrict_to=["a.*"])])
+    assert preferred.kernel.id == restricted.kernel.id == f"decomposed.{NESTED.name}"
+
+
+def test_a_rule_on_a_part_of_a_chained_site_rules_the_larger_kernel_out():
+    whole: Op = attrs.evolve(OPS["activation"], name="whole", aliases=(), chained=True, arg_specs=())
+    larger = kernel("f.whole.k", activation, band=Band.SPECIALIZED)
+    every = Catalog.build([Plugin(PluginStatus("a"), kernels=(*KERNELS, larger))], ops=(*CORE_OPS, whole))
+    for rules, want in (((), "f.whole.k"), ((rule("r", {"op": "gemm"}, restrict_to=["a.*"]),), "decomposed.whole")):
+        of = Dispatcher(every, Policy(rules=rules), CPU)
+        gate_up, down = tensors()
+        inner = of.bind(
+            NESTED.name, layer="expert.mlp", weights={"gate_up": gate_up, "down": down}, dtypes={"x": "fp32"},
+            attrs={"activation": "silu"},
+        )  # fmt: skip
+        chain = Chain(lambda x, out=None, state=None: x, (inner,))
+        site = of.bind("whole", attrs={"activation": "silu"}, dtypes={"x": "fp32"}, dims={"D": 8}, chain=chain)
+        assert site.decide(M=4).kernel.id == want
+
+
+def test_what_is_compiled_ahead_does_not_depend_on_a_condition_that_nothing_reads():
+    compiled = attrs.evolve(KERNELS[0], id="c.gemm.k", band=Band.SPECIALIZED, compile=lambda awaited, progress: None)
+    of = Dispatcher(catalog(compiled), Policy(), CPU)
+    gate_up, down = tensors()
+    of.bind(
+        NESTED.name, layer="expert.mlp", weights={"gate_up": gate_up, "down": down}, dtypes={"x": "fp32"},
+        attrs={"activation": "silu"}, rows=(1, 50),
+    )  # fmt: skip
+    assert {one.facts["shape.N"] for one in awaited(of)} == {12, 8}

@@ -78,17 +78,26 @@ def inference(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=Fal
 
 def decisions(device, policy, catalog, **more):
     """``{(role, op or op.part): kernel ids}`` of :func:`inference`, which takes what is said. A part that is composite
-    too counts as a call of its op."""
+    too counts as a call of its op as well."""
     found = {}
 
     def note(role, op, decision):
         found.setdefault((role, op), set()).add(decision.kernel.id)
-        for name, part in decision.parts.items():
-            if decision.kernel.id.startswith("decomposed."):
-                found.setdefault((role, f"{op}.{name}"), set()).add(part.kernel.id)
+        for name, kernel in of_parts(decision):
+            found.setdefault((role, f"{op}.{name}"), set()).add(kernel)
+        if decision.kernel.id.startswith("decomposed."):
+            for part in decision.parts.values():
                 if part.parts:
                     note(role, part.op, part)
 
     for site, decision in inference(device, policy, catalog, **more):
         note(site.static["role"], site.op.name, decision)
     return {key: sorted(ids) for key, ids in found.items()}
+
+
+def of_parts(decision):
+    """``(part, kernel id)`` of the chain that a decision may be, and of the chains in it."""
+    if decision.kernel.id.startswith("decomposed."):
+        for name, part in decision.parts.items():
+            yield name, part.kernel.id
+            yield from ((f"{name}.{inner}", kernel) for inner, kernel in of_parts(part))

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from phyai.composite import decomposition, is_decomposition
+from phyai.composite import decomposition, innermost, is_decomposition
 from phyai.environment import CORE_LIBRARIES, Library, merge_libraries
 from phyai.errors import DeclarationError
 from phyai.facts import CORE_FACTS, FactSpec, Vocabulary
+from phyai.install import install
 from phyai.kernel import Kernel
-from phyai.op import Op, calls
+from phyai.op import Op
 from phyai.plugins.observers import Observers
 from phyai.plugins.records import Plugin, PluginStatus
 from phyai.spelling import did_you_mean
@@ -175,8 +176,8 @@ class Catalog:
             listed = ", ".join(f"{status.name} ({status.state.value})" for status in found)
             return f"no backend that is installed can be used: {listed}; `phyai backends` says why, and what to do"
         return (
-            "no backend is installed: pip install phyai-backend-reference (torch's kernels, for every device); for "
-            "NVIDIA GPUs also phyai-backend-cuda, phyai-backend-flashinfer, phyai-backend-humming"
+            f"no backend is installed: {install('phyai-backend-reference')} for torch's kernels on every device, and "
+            "on NVIDIA GPUs also phyai-backend-cuda, phyai-backend-flashinfer, phyai-backend-humming"
         )
 
     def vocabulary_of(self, op: str) -> Vocabulary:
@@ -192,7 +193,7 @@ class Catalog:
         for model in self.models:
             if model.name == name:
                 return model
-        here = ", ".join(model.name for model in self.models) or "none (pip install phyai-models: pi05, pi0)"
+        here = ", ".join(model.name for model in self.models) or f"none; {install('phyai-models')} for pi05 and pi0"
         broken = "".join(
             f"; {status}: {status.reason}"
             for status in self.plugins
@@ -208,11 +209,12 @@ class Catalog:
 
 
 def op_vocabulary(op: Op) -> Vocabulary:
-    """The facts of one op's calls: the core's, the op's, and its parts' ``parts.<name>.layer`` and those that say how
-    weights of the calls that parts come down to are quantized."""
-    heads = [(f"parts.{part.name}.", "layer") for part in op.parts] + [(head, "quant.") for head, *_ in calls(op.parts)]
+    """The facts of one op's calls: the core's, the op's, and of its parts ``parts.<name>.layer`` and, where they are no
+    composites themselves, ``parts.<name>.quant.*`` (else their parts', ``parts.<name>.parts.<inner>.quant.*``)."""
+    heads = [(f"parts.{part.name}.", "layer") for part in op.parts]
+    heads += [(head, "quant.") for head, _ in innermost(op.parts)]
     parts = [
-        attrs.evolve(spec, name=head + spec.name)
+        attrs.evolve(spec, name=f"{head}{spec.name}")
         for head, family in heads
         for spec in CORE_FACTS
         if spec.name.startswith(family)

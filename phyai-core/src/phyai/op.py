@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -158,12 +158,12 @@ DEFAULT_TOLERANCE: Mapping[str, Tolerance] = {
 class Part:
     """One part of a composite op: a call of another op.
 
-    ``weights`` maps that op's weight names to the composite's; ``attrs`` maps its attributes to the
-    composite's attribute names or to constants. ``dims`` maps its dimensions to the composite's, by name
-    or by a function of the composite's dimensions (``{"N": lambda d: 2 * d["I"]}``); those not named are
-    the composite's of the same name. ``dtypes`` maps its tensors to the composite's tensors of the same
-    dtype or to a dtype; those not named take the composite's main dtype. ``parts`` are those of its op, where that is
-    composite too.
+    ``weights`` maps that op's weight names to the composite's; ``attrs`` maps its attributes to the composite's
+    attribute names, to constants, or to functions of the composite's dimensions. ``dims`` maps its dimensions to the
+    composite's, by name or by a function of them (``{"N": lambda d: 2 * d["I"]}``); those not named are the composite's
+    of the same name. ``dtypes`` maps its tensors to the composite's tensors of the same dtype or to a dtype; those not
+    named take the composite's main dtype. ``parts`` are those of its op, where that is composite itself. ``layer`` is
+    what its layer has behind the composite's: its name when None, nothing when empty.
     """
 
     name: str
@@ -173,29 +173,7 @@ class Part:
     dims: Mapping[str, str | Callable[[Mapping[str, int]], int]] = field(factory=dict)
     dtypes: Mapping[str, str] = field(factory=dict)
     parts: tuple[Part, ...] = ()
-
-
-def _depth(parts: Iterable[Part]) -> int:
-    return max((1 + _depth(part.parts) for part in parts), default=0)
-
-
-def calls(parts: Iterable[Part], prefix: str = "") -> Iterator[tuple[str, Part, dict[str, str]]]:
-    """The calls that ``parts`` come down to, those of composite parts in their place, in order.
-
-    Each with what stands before its facts in those of the whole (``parts.<name>.``, once for each level), and the
-    names that its weights have in the whole.
-
-    >>> from phyai.ops.rms_norm_add_gated_mlp import OP
-    >>> [(prefix, part.op) for prefix, part, _ in calls(OP.parts)][:2]
-    [('parts.norm.', 'rms_norm_add'), ('parts.block.parts.gate_up.', 'gemm')]
-    """
-    for part in parts:
-        own = f"{prefix}parts.{part.name}."
-        if not part.parts:
-            yield own, part, dict(part.weights)
-            continue
-        for inner, call, weights in calls(part.parts, own):
-            yield inner, call, {name: part.weights[source] for name, source in weights.items()}
+    layer: str | None = None
 
 
 @frozen
@@ -253,11 +231,6 @@ class Op:
     @property
     def composite(self) -> bool:
         return bool(self.parts)
-
-    @property
-    def depth(self) -> int:
-        """How many levels of parts there are below it: 0 where it is no composite op."""
-        return _depth(self.parts)
 
     @property
     def decomposes(self) -> bool:

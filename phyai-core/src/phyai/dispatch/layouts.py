@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from phyai.composite import part_facts
+from phyai.composite import form_of, part_facts, readers
 from phyai.errors import CallError, NoKernelError
 from phyai.facts import Facts
-from phyai.op import Op, Part
+from phyai.op import Op
 from phyai.predicates import Partition
 from phyai.quant.formats import PLAIN
 from phyai.quant.lowering import LayoutChoice, holds, lower
@@ -67,27 +67,18 @@ def plain_quantized(weights: Mapping[str, Any]) -> list[str]:
     return [n for n, weight in weights.items() if isinstance(weight, QuantizedWeight) and weight.layout == PLAIN]
 
 
-def _readers(parts: Sequence[Part], weight: str) -> tuple[Part, ...]:
-    """The part of a composite op that reads one of its weights, the part of that which does, and so on."""
-    part = next((part for part in parts if weight in part.weights.values()), None)
-    if part is None:
-        return ()
-    own = next(name for name, source in part.weights.items() if source == weight)
-    return (part, *_readers(part.parts, own))
-
-
 def _rows_of(op: Op, weight: str) -> str:
     """The fact of a composite op that says how many rows the product with one of its weights has."""
     dim = "M"
-    for part in reversed(_readers(op.parts, weight)):
+    for part in reversed(readers(op, weight)):
         source = part.dims.get(dim, dim)
-        dim = source if isinstance(source, str) else dim
+        dim = source if isinstance(source, str) else "M"
     return f"shape.{dim}"
 
 
 def _fact(op: Op, weight: str) -> str:
     """The fact of a site that says how one of its weights lies."""
-    return "".join(f"parts.{part.name}." for part in _readers(op.parts, weight)) + "quant.layout"
+    return f"{form_of(op, weight)}quant.layout"
 
 
 @attrs.define
@@ -150,11 +141,11 @@ class Layouts:
         return self._under_composite(op, static, wanted, first, rows)
 
     def _wanted(self, op: Op, static: Facts, name: str, forced: str | None) -> Wanted:
-        call, caller = static, op
-        for part in _readers(op.parts, name):
-            called = self.catalog.op(part.op)
-            call, caller = part_facts(caller, part, called, call), called
-        return Wanted(name, _fact(op, name), call, forced)
+        fact, call = _fact(op, name), static
+        for part in readers(op, name):
+            inner = self.catalog.op(part.op)
+            op, call = inner, part_facts(op, part, inner, call)
+        return Wanted(name, fact, call, forced)
 
     def _key(self, static: Facts, wanted: Sequence[Wanted], rows: tuple[int, int] | None) -> Hashable:
         """What a choice depends on: the calls without their layers, and what rules and kernels ask of those."""

@@ -15,7 +15,7 @@ ATTRIBUTES = (EPS, OFFSET)
 
 def parts_of(block: Op, rows: str) -> tuple[Part, Part]:
     """The norm and the ``block``, of which the composite has all weights, attributes and dimensions by the same names;
-    ``rows`` is the dimension that counts the rows."""
+    ``rows`` is the dimension that counts the rows. The composite's layer is the block's; a site says the norm's."""
     norm = Part(
         "norm", "rms_norm_add", weights={"weight": "norm_weight"}, attrs={"eps": "eps", "offset": "offset"},
         dims={"M": rows, "D": "K"}, dtypes={"residual": "residual"},
@@ -23,7 +23,7 @@ def parts_of(block: Op, rows: str) -> tuple[Part, Part]:
     behind = Part(
         "block", block.name, weights={t.name: t.name for t in block.weights},
         attrs={a.name: a.name for a in block.attributes},
-        dtypes={t.name: t.name for t in (*block.inputs[1:], *block.outputs)}, parts=block.parts,
+        dtypes={t.name: t.name for t in (*block.inputs[1:], *block.outputs)}, parts=block.parts, layer="",
     )  # fmt: skip
     return norm, behind
 

@@ -82,7 +82,7 @@ def _part_problems(op: Op, part: Part, ops: Mapping[str, Op]) -> Iterator[str]:
         yield f"it calls the unknown op {part.op!r}"
         return
     if part.parts != called.parts:
-        yield f"its parts are not those of {part.op}: give parts={part.op.upper()}.parts, and none for a plain op"
+        yield f"its parts are not those of the op {part.op}"
     yield from _unknown("weight", part.weights, (weight.name for weight in called.weights))
     yield from _unknown("weight", part.weights.values(), (weight.name for weight in op.weights))
     yield from _unknown("attribute", part.attrs, (attribute.name for attribute in called.attributes))

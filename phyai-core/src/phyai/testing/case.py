@@ -16,9 +16,10 @@ from typing import Any
 from attrs import asdict, evolve, field, fields, frozen
 
 from phyai.calls import attributes, call_facts, fill_dtypes
+from phyai.composite import form_of
 from phyai.errors import CallError, PhyAIError
 from phyai.facts import Facts, FactValue, canonical_dtype
-from phyai.op import FLOATS, ArgSpec, Op, calls
+from phyai.op import FLOATS, ArgSpec, Op
 from phyai.quant.scheme import QuantScheme, TensorQuant
 
 #: How the tensors of a call lie in memory: contiguous; one element into their storage; with gaps between rows; with
@@ -162,8 +163,7 @@ def quantizable(op: Op) -> dict[str, str]:
     >>> quantizable(OP)
     {'gate_up': 'parts.gate_up.', 'down': 'parts.down.'}
     """
-    readers = {weight: head for head, _, weights in calls(op.parts) for weight in weights.values()}
-    return {t.name: readers.get(t.name, "") for t in op.weights if "int8" in t.dtypes}
+    return {t.name: form_of(op, t.name) for t in op.weights if "int8" in t.dtypes}
 
 
 def quant_facts(op: Op, scheme: QuantScheme | None, layout: str | None) -> dict[str, FactValue]:

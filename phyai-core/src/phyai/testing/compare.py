@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from phyai.op import DEFAULT_TOLERANCE, Op, Tolerance, calls
+from phyai.composite import innermost
+from phyai.op import DEFAULT_TOLERANCE, Op, Tolerance
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,7 @@ def tolerance_of(
     for other in through:
         own = _wider(own, op.tolerance.get(dtypes[other], _EXACT))
     if quantized_input:
-        behind = [part.op for _, part, _ in calls(op.parts)][1:].count("gemm")
+        behind = [part.op for _, part in innermost(op.parts)][1:].count("gemm")
         own = _wider(own, (QUANTIZED_INPUT, QUANTIZED_BETWEEN, QUANTIZED_TWICE)[behind])
     return own
 

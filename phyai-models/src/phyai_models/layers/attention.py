@@ -127,7 +127,11 @@ class KeysToCache(Normed):
 
 
 class PagedAttention(Layer):
-    """Grouped-query attention of ragged tokens over a paged cache that their own keys are written to first."""
+    """Grouped-query attention of ragged tokens over a paged cache that their own keys are written to first.
+
+    With ``add`` it is called with a residual and a gate behind all else, and gives ``residual + gate * attention(x)``.
+    With a ``norm`` that adds it is called with the ``residual`` of that.
+    """
 
     def __init__(
         self,
@@ -138,12 +142,13 @@ class PagedAttention(Layer):
         head_dim: int,
         cos_sin: torch.Tensor,
         *,
+        add: bool = False,
         norm: RMSNorm | None = None,
     ) -> None:
         self.scope = scope
         self.dims = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         self.qkv = KeysToCache(scope, width, heads, kv_heads, head_dim, cos_sin, norm=norm)
-        self.o_proj = Linear(scope.at("o_proj"), heads * head_dim, width)
+        self.o_proj = Linear(scope.at("o_proj"), heads * head_dim, width, add=add)
 
     def load(self, source: WeightSource) -> None:
         super().load(source)
@@ -159,9 +164,10 @@ class PagedAttention(Layer):
         tokens: Tokens,
         keys: torch.Tensor,
         values: torch.Tensor,
+        *onto: torch.Tensor,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``x [T, width]`` to ``[T, width]``; writes ``tokens.slots`` of the layer's ``keys`` and ``values``."""
         q = self.qkv(x, tokens, keys, values, residual)
         o = self.attention.run(q, keys, values, state=tokens.state(self.attention, keys))
-        return self.o_proj(o.flatten(-2))
+        return self.o_proj(o.flatten(-2), *onto)

@@ -75,10 +75,24 @@ def _bound(fc1: LinearWeights, fc2: LinearWeights) -> dict[str, Any]:
 
 
 class GatedMLP(Normed):
-    """``down(activation(gate(x)) * up(x))``, gate and up as one matrix; of what a ``norm`` in front makes of x."""
+    """``down(activation(gate(x)) * up(x))``, gate and up as one matrix.
 
-    def __init__(self, scope: Scope, width: int, hidden: int, activation: str, *, norm: RMSNorm | None = None) -> None:
+    With ``add`` it is called with ``x``, a residual and a gate, and gives ``residual + gate * y``. A ``norm`` is
+    applied to x first; where that adds, it is called with the ``residual`` of it.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        width: int,
+        hidden: int,
+        activation: str,
+        *,
+        add: bool = False,
+        norm: RMSNorm | None = None,
+    ) -> None:
         self.scope = scope
+        self.add = add
         self.norm = norm
         self.attrs = {"activation": activation}
         shards = [Shard.of(scope, name, hidden) for name in ("gate_proj", "up_proj")]
@@ -103,13 +117,14 @@ class GatedMLP(Normed):
         gate_up, down = self.gate_up.load(source), self.down.load(source)
         dtypes = {"x": self.scope.dtype}
         if len(gate_up) == 1:
+            within = "gated_mlp.parts." if self.add else ""
             self.bind_fused(
-                "gated_mlp",
+                "gated_mlp_gated_residual" if self.add else "gated_mlp",
                 source,
                 weights={"gate_up": gate_up[0].weight, "down": down[0].weight},
                 attrs=self.attrs,
-                facts={**gate_up[0].facts_of("gate_up"), **down[0].facts_of("down")},
-                dtypes=dtypes,
+                facts={**gate_up[0].facts_of(f"{within}gate_up"), **down[0].facts_of(f"{within}down")},
+                dtypes={**dtypes, **dict.fromkeys(("residual", "gate") if self.add else (), self.scope.dtype)},
                 layouts={**gate_up[0].layouts("gate_up"), **down[0].layouts("down")},
             )
             return
@@ -117,11 +132,11 @@ class GatedMLP(Normed):
         self.gate_up_matmul = Matmul(self.gate_up.scope, gate_up)
         dims = {"I": self.down.in_features}
         self.act = self.scope.bind("gated_activation", attrs=self.attrs, dtypes=dtypes, dims=dims)
-        self.down_matmul = Matmul(self.down.scope, down)
+        self.down_matmul = Matmul(self.down.scope, down, add=self.add)
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, *onto: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         inputs = self.inputs(x, residual)
         if self.fused is not None:
-            y: torch.Tensor = self.fused.run(*inputs)
+            y: torch.Tensor = self.fused.run(*inputs, *onto)
             return y
-        return self.down_matmul(self.act.run(self.gate_up_matmul(*inputs)))
+        return self.down_matmul(self.act.run(self.gate_up_matmul(*inputs)), *onto)

@@ -43,11 +43,10 @@ class Normed(Layer):
             self.fused = self.scope.bind(op, weights=weights, facts=facts, **call)
             return
         norm.weights = norm.read(source)
-        layers = {"parts.norm.layer": norm.scope.path, "parts.block.layer": self.scope.path}
         self.fused = self.scope.bind(
             f"rms_norm_add_{op}",
             weights={"norm_weight": norm.weights["weight"], **weights},
-            facts={**layers, **{f"parts.block.{name}": value for name, value in facts.items()}},
+            facts={"parts.norm.layer": norm.scope.path, **{f"parts.block.{name}": v for name, v in facts.items()}},
             attrs={**norm.attrs, **call.pop("attrs")},
             dtypes={**call.pop("dtypes"), "residual": self.scope.dtype},
             **call,

@@ -46,9 +46,9 @@ class GemmaLayer(Layer):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, tokens: Tokens, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        attended = self.self_attn(x, tokens, keys, values, residual)
+        attended = self.self_attn(x, tokens, keys, values, residual=residual)
         residual = x if residual is None else residual
-        return self.mlp(attended, residual), residual
+        return self.mlp(attended, residual=residual), residual
 
 
 class GemmaKeys(Layer):
