@@ -127,7 +127,7 @@ def block(table: Table) -> None:
 
 
 def named(op: str, variant: str, joined: bool) -> str:
-    return f"cuda.{NORMED}{op}.{variant}" if joined else f"cuda.rms_norm_add, cuda.{op}.{variant}"
+    return f"cuda.{NORMED}{op}.{variant}" if joined else f"cuda.{op}.{variant} behind cuda.rms_norm_add"
 
 
 def block_tensors() -> tuple[torch.Tensor, ...]:
@@ -175,7 +175,7 @@ def projection(table: Table) -> None:
         table.time(what, who, floor, lambda: make()[0], lambda: projection_error(make))
 
     op = "qkv_rope_kv_write"
-    timed(f"cuda.rms_norm_add, cuda.{op}", projection_bf16, wide)
+    timed(f"cuda.{op} behind cuda.rms_norm_add, bf16", projection_bf16, wide)
     for variant, element in VARIANTS:
         for joined in (False, True):
             timed(named(op, variant, joined), lambda: projection_a8(variant, element, TOKEN, joined, False), narrow)

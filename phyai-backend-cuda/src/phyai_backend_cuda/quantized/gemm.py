@@ -1,4 +1,4 @@
-"""``cuda.gemm.fp8_a8`` and ``int8_a8``: inputs quantized in one launch, then the product of codes."""
+"""``cuda.gemm.fp8_a8``: inputs quantized in one launch, then the product of codes."""
 
 from __future__ import annotations
 

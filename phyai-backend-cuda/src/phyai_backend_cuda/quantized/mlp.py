@@ -1,4 +1,4 @@
-"""``cuda.mlp`` and ``cuda.gated_mlp`` of ``fp8_a8`` and ``int8_a8``, and the latter behind a norm: four launches each.
+"""``cuda.mlp.fp8_a8``, and ``cuda.gated_mlp`` of ``fp8_a8`` and ``int8_a8``, also behind a norm: four launches each.
 
 ::
 

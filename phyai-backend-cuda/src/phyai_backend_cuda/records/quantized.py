@@ -68,10 +68,11 @@ _VARIANTS = (
     _Variant("fp8_a8_fast", "fp8_e4m3", ">=sm89", "fp22", -1, "torch._scaled_mm, accumulated fast"),
     _Variant("int8_a8", "int8", "sm90", "int32", 0, "int8 products through tensor maps"),
 )
+_FP8 = _VARIANTS[:2]
 
 
 def _rows(
-    op: str, module: str, doc: str, when: Any, *, normed: bool = False, band: Band = Band.OPTIMIZED
+    op: str, module: str, doc: str, when: Any, *, normed: bool = False, variants: Sequence[_Variant] = _VARIANTS
 ) -> list[Kernel]:
     """A row for every variant; ``when`` gives the conditions of one, beside those of the device."""
     return [
@@ -80,9 +81,9 @@ def _rows(
             prepare=f"phyai_backend_cuda.quantized.{module}:{_named(variant.prepare, normed)}",
             capture=Capture.AFTER_WARMUP,
             numerics=Numerics(reproducible=True, accumulation=variant.accumulation),
-            band=band, rank=variant.rank, params=(OVERLAP,), doc=f"{doc}; {variant.doc}",
+            band=Band.OPTIMIZED, rank=variant.rank, params=(OVERLAP,), doc=f"{doc}; {variant.doc}",
         )
-        for variant in _VARIANTS
+        for variant in variants
     ]  # fmt: skip
 
 
@@ -155,7 +156,7 @@ KERNELS: tuple[Kernel, ...] = (
         numerics=Numerics(reproducible=True), band=Band.OPTIMIZED,
         doc="one launch; two where one dynamic scale is the whole tensor's",
     ),
-    *_rows("gemm", "gemm", "inputs quantized in one launch", _gemm),
+    *_rows("gemm", "gemm", "inputs quantized in one launch", _gemm, variants=_FP8),
     *_rows("gated_mlp", "mlp", _MLP_DOC, _mlp(("gate_up", "down"))),
     _fused("gated_mlp", "prepare", _MLP_DOC),
     _fused("rms_norm_add_gated_mlp", "prepare_normed", _NORM_DOC + _MLP_DOC, _BEHIND, _NORMED),
@@ -163,7 +164,7 @@ KERNELS: tuple[Kernel, ...] = (
         "rms_norm_add_gated_mlp", "mlp", _NORM_DOC + _MLP_DOC,
         _mlp(("gate_up", "down"), head=_BEHIND, tensors=("x", *_NORMED, "y")), normed=True,
     ),
-    *_rows("mlp", "mlp", _MLP_DOC, _mlp(("fc1", "fc2"), biases=("fc1_bias", "fc2_bias"))),
+    *_rows("mlp", "mlp", _MLP_DOC, _mlp(("fc1", "fc2"), biases=("fc1_bias", "fc2_bias")), variants=_FP8),
     *_rows("qkv_rope_kv_write", "qkv", _QKV_DOC, _qkv()),
     *_rows(
         "rms_norm_add_qkv_rope_kv_write", "qkv", _NORM_DOC + _QKV_DOC,
