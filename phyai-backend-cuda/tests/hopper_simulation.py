@@ -138,8 +138,27 @@ def attention_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) 
     assert used <= grid[1]
 
 
+def attention_short_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) -> None:
+    dtype, dim, rows = torch.float16 if "HALF" in d else torch.bfloat16, d["HD"], 64 * d["GROUPS"]
+    heads, batch = grid[1], grid[0] // p.tiles
+    assert block == 2 * rows
+    assert (grid[0], p.tiles) == (batch * p.tiles, -(-p.queries // rows))
+    assert 64 * (d["CHUNKS"] - 1) < p.keys <= 64 * d["CHUNKS"] <= 256
+    held = {}
+    for name in "qkvo":
+        at, ours = getattr(p, f"of_{name}"), name in "qo"
+        assert [getattr(p, name) % 16, at.batch % 8, at.row % 8, at.head % 8] == [0] * 4
+        shape = batch, p.queries if ours else p.keys, heads if ours else heads // p.group, dim
+        held[name] = memory(getattr(p, name), dtype, shape, (at.batch, at.row, at.head, 1))
+    q, k, v, o = held.values()
+    k, v = (t.double().repeat_interleave(p.group, 2) for t in (k, v))
+    weights = torch.softmax(torch.einsum("bqhd,bkhd->bhqk", q.double(), k) * (p.factor * math.log(2)), -1)
+    o.copy_(torch.einsum("bhqk,bkhd->bqhd", weights, v))
+
+
 SOURCES: Mapping[str, Callable[..., None]] = {
-    "skinny.cu": skinny_cu, "skinny_pair.cu": skinny_pair_cu, "norm.cu": norm_cu, "attention.cu": attention_cu
+    "skinny.cu": skinny_cu, "skinny_pair.cu": skinny_pair_cu, "norm.cu": norm_cu, "attention.cu": attention_cu,
+    "attention_short.cu": attention_short_cu,
 }  # fmt: skip
 
 

@@ -39,6 +39,7 @@ MLP = ArgSpec("", {"M": 6, "K": 128, "I": 192, "N": 40}, {}, {"activation": "gel
 PAIRS = ArgSpec("", {"M": 6, "N": 4616, "K": 640}, {}, {}, ("bias",))  # 128 rows of W to a block
 PAIRS_MLP = ArgSpec("", {"M": 6, "K": 640, "I": 2304, "N": 40}, {}, {"activation": "silu"})
 PAGED = {"T": 9, "B": 2, "pages": 4, "page_size": 100, "entries": 3, "heads": 8, "kv_heads": 2}
+SHORT = {"B": 3, "Sq": 70, "Sk": 196, "heads": 4, "kv_heads": 2, "head_dim": 72}
 CALLS: list[tuple[str, ArgSpec, TensorQuant | None]] = [
     ("cuda.gemm.skinny_16bit", GEMM, None),
     ("cuda.gemm.skinny_16bit", attrs.evolve(GEMM, dtypes={"x": "fp16"}), None),
@@ -59,6 +60,8 @@ CALLS: list[tuple[str, ArgSpec, TensorQuant | None]] = [
     ("cuda.attention_paged.split", ArgSpec("", {**PAGED, "head_dim": 256}), None),
     ("cuda.attention_paged.split", ArgSpec("", {**PAGED, "head_dim": 64}, {}, {"causal": True, "window": 30}), None),
     ("cuda.attention_paged.split_batch_invariant", ArgSpec("", {**PAGED, "head_dim": 128}), None),
+    ("cuda.attention.short", ArgSpec("", SHORT), None),
+    ("cuda.attention.short", ArgSpec("", {**SHORT, "Sq": 130, "Sk": 256, "head_dim": 128}, {"q": "fp16"}), None),
 ]
 
 

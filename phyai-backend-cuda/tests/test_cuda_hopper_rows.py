@@ -24,7 +24,7 @@ from phyai.testing.case import MEMORY, Case
 from phyai.testing.kit import examine, examine_call
 from phyai.testing.report import Outcome
 from phyai.testing.subject import Subject, about
-from phyai_backend_cuda.attention import split
+from phyai_backend_cuda.attention import short, split
 from phyai_backend_cuda.attention.split import cut_for
 from phyai_backend_cuda.norms import overlap
 from phyai_backend_cuda.records import attention, norms, skinny
@@ -47,7 +47,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: str, function: str, defines: Mapping[str, int], *, cluster: int = 1, **_: Any) -> Simulated:
         return Simulated(name, defines, cluster)
 
-    for module in (split, overlap, launch):
+    for module in (short, split, overlap, launch):
         monkeypatch.setattr(module, "load", load)
         monkeypatch.setattr(module, "current_stream", lambda: 0)
     for module in (overlap, gemm, mlp):
@@ -78,6 +78,7 @@ def test_what_a_row_claims_it_computes(id: str, catalog: Catalog) -> None:
 
 SILU = {"activation": "silu"}
 PAGED = {"T": 9, "B": 2, "pages": 3, "page_size": 8, "entries": 3, "heads": 4, "kv_heads": 2, "head_dim": 64}
+SHORT = {"B": 3, "Sq": 9, "Sk": 11, "heads": 4, "kv_heads": 2, "head_dim": 24}
 CALLS: list[tuple[str, ArgSpec]] = [
     ("cuda.gemm.skinny_16bit", ArgSpec("", {"M": 6, "N": 24, "K": 192}, {}, {}, ("bias",))),
     ("cuda.gemm.skinny_16bit", ArgSpec("", {"M": 6, "N": 4616, "K": 640}, {}, {}, ("bias",))),  # 128 rows to a block
@@ -87,6 +88,8 @@ CALLS: list[tuple[str, ArgSpec]] = [
     ("cuda.rms_norm_add.overlap", ArgSpec("", {"M": 6, "D": 72})),
     ("cuda.ada_rms_norm.overlap", ArgSpec("", {"M": 6, "R": 2, "D": 40})),
     ("cuda.attention_paged.split", ArgSpec("", PAGED)),
+    ("cuda.attention.short", ArgSpec("", SHORT)),
+    ("cuda.attention.short", ArgSpec("", {**SHORT, "B": 1, "Sq": 130, "Sk": 256}, {}, {"scale": 0.3})),
 ]
 
 
@@ -120,6 +123,25 @@ def test_which_calls_attention_claims(facts: dict[str, Any], held: bool) -> None
     assert BY_ID["cuda.attention_paged.split"].when.holds({**H200, **call, **facts}) == held
 
 
+@pytest.mark.parametrize(
+    ("facts", "held"),
+    [
+        ({}, True), ({"shape.Sk": 257}, False), ({"shape.Sk": 0}, True), ({"shape.Sq": 5000}, True),
+        ({"shape.head_dim": 76}, False), ({"shape.head_dim": 136}, False), ({"shape.head_dim": 128}, True),
+        ({"dtype.v": "fp16"}, False), ({"dtype.mask": "bool"}, False), ({"attrs.causal": True}, False),
+        ({"attrs.window": 4}, False), ({"attrs.soft_cap": 5.0}, False), ({"attrs.layout": "ragged"}, False),
+        ({"attrs.scale": 0.5}, True), ({"attrs.scale": -0.5}, False), ({"attrs.scale": 0}, False),
+    ],
+)  # fmt: skip
+def test_which_calls_attention_of_short_sequences_claims(facts: dict[str, Any], held: bool) -> None:
+    call = {
+        "shape.Sk": 256, "shape.Sq": 256, "shape.head_dim": 72, "shape.group": 1, "shape.heads": 16,
+        "shape.kv_heads": 16, "attrs.layout": "padded", "attrs.causal": False,
+        **{f"dtype.{name}": "bf16" for name in "qkvo"},
+    }  # fmt: skip
+    assert BY_ID["cuda.attention.short"].when.holds({**H200, **call, **facts}) == held
+
+
 def test_a_cluster_of_sixteen_is_taken_only_where_it_fits() -> None:
     assert [cut_for(7, 132, widest)[0] for widest in (0, 6, 7)] == [8, 8, 16]
     assert cut_for(9, 132, 16)[0] == 8  # 144 blocks have no processors of their own
@@ -131,7 +153,7 @@ def test_all_blocks_of_attention_run_at_once_as_long_as_two_fit_on_a_processor()
         assert splits * clusters <= (132 if stages == 2 or splits == 16 else 264)
 
 
-@pytest.mark.parametrize("source", ["skinny.cu", "skinny_pair.cu", "norm.cu", "attention.cu"])
+@pytest.mark.parametrize("source", ["skinny.cu", "skinny_pair.cu", "norm.cu", "attention.cu", "attention_short.cu"])
 def test_nothing_but_weights_is_touched_before_the_kernel_in_front_has_ended(source: str) -> None:
     """A launch may overlap whatever is in front of it, so inputs are read and outputs written after the wait."""
     text = (SOURCES / source).read_text(encoding="utf-8")
@@ -141,6 +163,9 @@ def test_nothing_but_weights_is_touched_before_the_kernel_in_front_has_ended(sou
     weights = {"w", "group_scale", "group_zero", "row_scale", "weight"}
     sizes = {"k", "m", "n", "rows", "requests", "tokens"}
     places = {"row", "slot", "sixteenth"}
+    if source == "attention_short.cu":  # where its inputs are, and nothing of them
+        sizes |= {"q", "k", "v", "of_q", "of_k", "of_v", "queries", "keys", "group", "tiles"}
+        assert not re.search(r"copy\(|copy_commit|load_|store_|\[|\*p\.", before.replace("smem[]", ""))
     assert set(re.findall(r"\bp\.(\w+)", before)) <= weights | sizes
     assert set(re.findall(r"\bb\.(\w+)\(", before)) <= {"load_w", "prefetch"} | places
     assert "return" not in before  # every block waits, so that whoever waits for it waits for all in front

@@ -59,8 +59,8 @@ def shared_bytes(head_dim: int, keys: int, groups: int) -> int:
 def groups_for(batch: int, queries: int, heads: int, processors: int) -> int:
     """Warpgroups of a block: one while every block then finds a processor of its own, else two.
 
-    >>> groups_for(1, 256, 16, 132), groups_for(2, 256, 16, 132), groups_for(3, 256, 16, 132), groups_for(9, 64, 16, 132)
-    (1, 1, 2, 1)
+    >>> [groups_for(batch, 256, 16, 132) for batch in (1, 2, 3)], groups_for(9, 64, 16, 132)
+    ([1, 1, 2], 1)
     """
     return 1 if queries <= CHUNK or batch * heads * -(-queries // CHUNK) <= processors else 2
 
