@@ -1,62 +1,27 @@
-// Attention of short sequences: all keys and values of a head lie in shared memory at once, so scores are made once, in
-// registers, and nothing is rescaled.
+// Attention of short sequences: all keys and values of a head come into shared memory at once, by the copy engine.
 //
-// A block has 64 · GROUPS queries of one head, a warpgroup 64 of them with all keys. Queries, keys and values lie in
-// planes of eight elements (wgmma_planes.cuh), however wide a head is. The weights (powers of two of the scores less the
-// row's greatest) go from the registers of the first product into the second. A row is computed alike, whatever is beside
-// it.
-#include "wgmma_planes.cuh"
+// A block has 64 · GROUPS queries of one head, a warpgroup 64 of them, with all keys.
+// Keys are taken in panels of 128: while the powers of one panel's scores are computed, the next panel's scores are made.
+// What is bigger than all before rescales what was summed. The weights go from the registers of the first product into
+// the second. A row is computed alike, whatever is beside it.
+#include "wgmma_tiles.cuh"
 
 // HD: size of a head, a multiple of 8 up to 128. CHUNKS: of 64 keys. GROUPS: warpgroups of a block.
-#ifndef SKEW
-#define SKEW 16
-#endif
-#ifndef LATE
-#define LATE 0
-#endif
 #ifndef POLYNOMIALS
 #define POLYNOMIALS 0
 #endif
-constexpr int UNITS = HD / 8, STEPS = (UNITS + 1) / 2, ROWS = 64 * GROUPS, THREADS = 128 * GROUPS, KEYS = 64 * CHUNKS;
-constexpr int Q_PLANE = ROWS * 16 + SKEW, PLANE = KEYS * 16 + SKEW;  // bytes; neighbouring planes begin in other banks
-constexpr int K_AT = UNITS * Q_PLANE, V_AT = K_AT + UNITS * PLANE, ZERO_AT = V_AT + UNITS * PLANE;
-constexpr int PASS = THREADS / UNITS;                 // rows that the block copies at a time
-constexpr int PITCH = HD * 2 + (UNITS % 2 ? 0 : 16);  // bytes between rows of the output in shared memory
+constexpr int PARTS = (HD + 63) / 64, LAST = HD - 64 * (PARTS - 1);  // parts of a row: whole ones of 64 elements, then LAST
+constexpr int LAST_WIDTH = LAST <= 16 ? 16 : LAST <= 32 ? 32 : 64;   // as the last part lies in memory, zeros behind it
+constexpr int BIG = 64 * 128, TILE = 64 * 2 * (64 * (PARTS - 1) + LAST_WIDTH);  // bytes of 64 rows: of a whole part, of all
+constexpr int STEPS = 4 * (PARTS - 1) + (LAST + 15) / 16, THREADS = 128 * GROUPS, PANELS = (CHUNKS + 1) / 2;
+constexpr int K_AT = GROUPS * TILE, V_AT = K_AT + CHUNKS * TILE, BARRIERS_AT = V_AT + CHUNKS * TILE;
 
-struct Strides { long long batch, row, head; };  // in elements
+struct Maps { TensorMap q[PARTS], k[PARTS], v[PARTS], o[PARTS]; };  // of [batch, heads, rows, elements], 64 rows of a part
 
 struct Params {
-    const elem *q, *k, *v;
-    elem* o;
-    Strides of_q, of_k, of_v, of_o;
     int queries, keys, group, tiles;  // group: query heads of a key head; tiles: of 64 · GROUPS queries, of a sequence
     float factor;                     // of scores, as powers of two
 };
-
-// Rows of one tensor on their way into planes: this thread copies unit `unit` of rows row, row + PASS, …
-struct Copier {
-    u32 to;
-    const elem* from;
-    long long step;  // elements from pass to pass
-    int row, there;  // rows past `there` are zeros
-    bool active;
-
-    __device__ Copier(u32 at, int plane, const elem* src, long long stride, int there)
-        : row(threadIdx.x / UNITS), there(there), active(row < PASS) {
-        const int unit = threadIdx.x % UNITS;
-        to = at + unit * plane + row * 16;
-        from = src + row * stride + unit * 8;
-        step = PASS * stride;
-    }
-    // Passes first to last - 1, of `count` rows in all.
-    __device__ __forceinline__ void copy(int first, int last, int count) {
-#pragma unroll
-        for (int i = first; i < last; ++i, from += step)
-            if (active && ((i + 1) * PASS <= count || row + i * PASS < count))
-                copy16_if(to + i * PASS * 16, from, row + i * PASS < there);
-    }
-};
-__device__ constexpr int passes(int rows) { return (rows + PASS - 1) / PASS; }
 
 __device__ __forceinline__ float power_of_two(float x) {
     float y;
@@ -71,106 +36,162 @@ __device__ __forceinline__ float power_of_two_fma(float x) {
     return __int_as_float(__float_as_int(y) + (__float_as_int(n) << 23));
 }
 
+// The unit at `element` of row `row` of a tile of 64 rows.
+__device__ __forceinline__ u32 place(u32 tile, int row, int part, int unit) {
+    if (part + 1 < PARTS) return tile + part * BIG + row * 128 + swizzled<64>(row, unit) * 16;
+    return tile + part * BIG + row * LAST_WIDTH * 2 + swizzled<LAST_WIDTH>(row, unit) * 16;
+}
+__device__ __forceinline__ void load(u32 tile, const TensorMap (&maps)[PARTS], int head, int row, int sequence, u32 bar) {
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) tile_load(tile + part * BIG, maps[part], part * 64, row, head, sequence, bar);
+}
+// s = the scores of 64 keys.
+__device__ __forceinline__ void score(float (&s)[32], const u32 (&q)[STEPS][4], u32 k) {
+#pragma unroll
+    for (int t = 0; t < STEPS; ++t) {
+        const bool last = t / 4 + 1 == PARTS;
+        mma_rows(s, q[t], last ? tile_desc<LAST_WIDTH>(k + t / 4 * BIG) + t % 4 * 2 : tile_desc<64>(k + t / 4 * BIG) + t % 4 * 2, t);
+    }
+}
+// o (whole parts) and tail += weights of 64 keys · their values.
+__device__ __forceinline__ void weigh(float (&o)[PARTS][32], float (&tail)[LAST / 2], const u32* weight, u32 v, int add) {
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+#pragma unroll
+        for (int part = 0; part + 1 < PARTS; ++part)
+            mma_columns<8>(o[part], weight + 4 * t, tile_desc<64>(v + part * BIG) + t * 128, add | t);
+        mma_columns<LAST / 8>(
+            tail, weight + 4 * t, tile_desc<LAST_WIDTH>(v + (PARTS - 1) * BIG) + t * 2 * LAST_WIDTH, add | t);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, GROUPS == 1 && HD <= 80 ? 2 : 1)
-    attention_short(const __grid_constant__ Params p) {
-    extern __shared__ __align__(128) char smem[];
+    attention_short(const __grid_constant__ Maps maps, const __grid_constant__ Params p) {
+    extern __shared__ __align__(1024) char smem[];
     launch_next();
-    const u32 base = smem_u32(smem);
-    const int lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), g = lane >> 2, q4 = lane & 3;
-    const int sequence = blockIdx.x / p.tiles, top = (blockIdx.x - sequence * p.tiles) * ROWS, head = blockIdx.y;
-    const int kv_head = head / p.group;
-    Copier q(base, Q_PLANE, p.q + sequence * p.of_q.batch + top * p.of_q.row + head * p.of_q.head, p.of_q.row,
-             p.queries - top);
-    Copier k(base + K_AT, PLANE, p.k + sequence * p.of_k.batch + kv_head * p.of_k.head, p.of_k.row, p.keys);
-    Copier v(base + V_AT, PLANE, p.v + sequence * p.of_v.batch + kv_head * p.of_v.head, p.of_v.row, p.keys);
-    if (UNITS % 2 && threadIdx.x < 64)  // what is summed over past a head's last elements
-        *reinterpret_cast<uint4*>(smem + ZERO_AT + threadIdx.x * 16) = make_uint4(0, 0, 0, 0);
-
-    wait_previous();
-    q.copy(0, passes(ROWS), ROWS);
+    const u32 base = smem_u32(smem), k_bar = base + BARRIERS_AT, v_bar = k_bar + 8 * CHUNKS;
+    const int lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
+    const int sequence = blockIdx.x / p.tiles, top = (blockIdx.x - sequence * p.tiles) * 64 * GROUPS, head = blockIdx.y;
+    if (threadIdx.x == 0) {
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        k.copy(c ? passes(64 * c) : 0, passes(64 * (c + 1)), KEYS);
-        copy_commit();
+        for (int part = 0; part < PARTS; ++part) {
+            prefetch_map(maps.q[part]);
+            prefetch_map(maps.k[part]);
+            prefetch_map(maps.v[part]);
+            prefetch_map(maps.o[part]);
+        }
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            mbar_init(k_bar + 8 * c, 1);
+            mbar_init(v_bar + 8 * c, 1);
+        }
+        fence_barriers();
     }
-    if (!LATE) {
-        v.copy(0, passes(KEYS), KEYS);
-        copy_commit();
-    }
+    __syncthreads();
 
-    float s[CHUNKS][32];
+    if (threadIdx.x == 0) {
+        wait_previous();
+        const int kv_head = head / p.group;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            mbar_expect(k_bar + 8 * c, (c ? 1 : 1 + GROUPS) * TILE);
+            if (c == 0)
+#pragma unroll
+                for (int i = 0; i < GROUPS; ++i) load(base + i * TILE, maps.q, head, top + i * 64, sequence, k_bar);
+            load(base + K_AT + c * TILE, maps.k, kv_head, c * 64, sequence, k_bar + 8 * c);
+        }
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            mbar_expect(v_bar + 8 * c, TILE);
+            load(base + V_AT + c * TILE, maps.v, kv_head, c * 64, sequence, v_bar + 8 * c);
+        }
+    }
+    __syncwarp();
+
+    const int mine = warp >> 2, g = lane >> 2, q4 = lane & 3, row = (warp & 3) * 16;
+    const u32 tile = base + mine * TILE;
+    float s[2][2][32], o[PARTS][32], tail[LAST / 2], greatest[2] = {NEG_INF, NEG_INF}, sum[2] = {0.0f, 0.0f};
     u32 a[STEPS][4];
+    mbar_wait(k_bar, 0);
+    // lane l names row l % 8 of matrix l / 8: rows 0–7 and 8–15 of the first unit, then of the second
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        copy_wait_for(CHUNKS - 1 - c + !LATE);
-        fence_async();
-        __syncthreads();
-        if (c == 0) {
-            // lane l names row l % 8 of matrix l / 8: rows 0–7 and 8–15 of the first unit, then of the second
+    for (int t = 0; t < STEPS; ++t)
+        load_matrices(a[t], place(tile, row + (lane & 15), t / 4, t % 4 * 2 + (lane >> 4)));
+    if (CHUNKS > 1) mbar_wait(k_bar + 8, 0);
+    gmma_fence();
 #pragma unroll
-            for (int t = 0; t < STEPS; ++t) {
-                const int unit = 2 * t + 1 < UNITS ? 2 * t + (lane >> 4) : 2 * t;
-                load_matrices(a[t], base + unit * Q_PLANE + (warp * 16 + (lane & 15)) * 16);
+    for (int c = 0; c < 2 && c < CHUNKS; ++c) score(s[0][c], a, base + K_AT + c * TILE);
+    gmma_commit();
+#pragma unroll
+    for (int panel = 0; panel < PANELS; ++panel) {
+        float (&w)[2][32] = s[panel & 1];
+        const int halves = 2 * panel + 1 < CHUNKS ? 2 : 1;
+        float most[4] = {NEG_INF, NEG_INF, NEG_INF, NEG_INF}, rescale[2];
+        if (panel) gmma_wait<2>();  // the two that came after it are of values
+        else gmma_wait<0>();
+#pragma unroll
+        for (int half = 0; half < halves; ++half) {
+            const int first = (2 * panel + half) * 64 + 2 * q4;
+#pragma unroll
+            for (int j = 0; j < 32; ++j) asm volatile("" : "+f"(w[half][j])::"memory");  // not to be read before
+            if (2 * panel + half == CHUNKS - 1 && p.keys < 64 * CHUNKS)
+#pragma unroll
+                for (int j = 0; j < 32; ++j)
+                    if (first + (j >> 2) * 8 + (j & 1) >= p.keys) w[half][j] = NEG_INF;
+#pragma unroll
+            for (int j = 0; j < 32; ++j) most[j & 3] = fmaxf(most[j & 3], w[half][j]);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float next = fmaxf(most[2 * h], most[2 * h + 1]);
+            next = fmaxf(next, __shfl_xor_sync(~0u, next, 1));
+            next = fmaxf(greatest[h], fmaxf(next, __shfl_xor_sync(~0u, next, 2)) * p.factor);
+            rescale[h] = power_of_two(greatest[h] - next);
+            greatest[h] = next;
+            sum[h] *= rescale[h];
+        }
+#pragma unroll
+        for (int half = 0; half < halves; ++half) {
+            const int c = 2 * panel + half;
+            u32 weight[16];
+#pragma unroll
+            for (int j = 0; j < 16; ++j) {
+                const float x = fmaf(w[half][2 * j], p.factor, -greatest[j & 1]);
+                const float y = fmaf(w[half][2 * j + 1], p.factor, -greatest[j & 1]);
+                const float u = j % 8 < POLYNOMIALS ? power_of_two_fma(x) : power_of_two(x), z = power_of_two(y);
+                sum[j & 1] += u + z;
+                weight[j] = pack_elem(u, z);
             }
-            if (UNITS % 2)  // in registers of their own, beside the others
-                asm volatile("mov.u32 %0, 0;\nmov.u32 %1, 0;" : "=r"(a[STEPS - 1][2]), "=r"(a[STEPS - 1][3]));
+            if (half == 0 && panel + 1 < PANELS) {
+                const int count = 2 * panel + 3 < CHUNKS ? 2 : 1;
+                mbar_wait(k_bar + 8 * (2 * panel + 1 + count), 0);
+                mbar_wait(k_bar + 8 * (2 * panel + 2), 0);
+                gmma_fence();
+#pragma unroll
+                for (int i = 0; i < count; ++i) score(s[(panel + 1) & 1][i], a, base + K_AT + (2 * panel + 2 + i) * TILE);
+                gmma_commit();
+            }
+            mbar_wait(v_bar + 8 * c, 0);
+            if (half == 0 && panel) {
+                if (panel + 1 < PANELS) gmma_wait<1>();  // the one that came after it is of scores
+                else gmma_wait<0>();
+#pragma unroll
+                for (int part = 0; part + 1 < PARTS; ++part)
+#pragma unroll
+                    for (int j = 0; j < 32; ++j) {
+                        asm volatile("" : "+f"(o[part][j])::"memory");
+                        o[part][j] *= rescale[(j >> 1) & 1];
+                    }
+#pragma unroll
+                for (int j = 0; j < LAST / 2; ++j) {
+                    asm volatile("" : "+f"(tail[j])::"memory");
+                    tail[j] *= rescale[(j >> 1) & 1];
+                }
+            }
+            gmma_fence();
+            weigh(o, tail, weight, base + V_AT + c * TILE, c);
+            gmma_commit();
         }
-        gmma_fence();
-#pragma unroll
-        for (int t = 0; t < STEPS; ++t) {
-            const int at = K_AT + 2 * t * PLANE + c * 1024;
-            mma_rows(s[c], a[t], planes(base + at, 2 * t + 1 < UNITS ? PLANE : ZERO_AT - at, 128), t);
-        }
-        gmma_commit();
-    }
-    if (LATE) {
-        v.copy(0, passes(KEYS), KEYS);
-        copy_commit();
-    }
-
-    float most[4] = {NEG_INF, NEG_INF, NEG_INF, NEG_INF}, greatest[2], sum[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        if (c + 4 == CHUNKS) gmma_wait<3>();
-        else if (c + 3 == CHUNKS) gmma_wait<2>();
-        else if (c + 2 == CHUNKS) gmma_wait<1>();
-        else if (c + 1 == CHUNKS) gmma_wait<0>();
-        else gmma_wait<4>();
-#pragma unroll
-        for (int j = 0; j < 32; ++j) asm volatile("" : "+f"(s[c][j])::"memory");  // not to be read before
-        if (c == CHUNKS - 1 && p.keys < KEYS)
-#pragma unroll
-            for (int j = 0; j < 32; ++j)
-                if (c * 64 + (j >> 2) * 8 + 2 * q4 + (j & 1) >= p.keys) s[c][j] = NEG_INF;
-#pragma unroll
-        for (int j = 0; j < 32; ++j) most[j & 3] = fmaxf(most[j & 3], s[c][j]);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        greatest[h] = fmaxf(most[2 * h], most[2 * h + 1]);
-        greatest[h] = fmaxf(greatest[h], __shfl_xor_sync(~0u, greatest[h], 1));
-        greatest[h] = fmaxf(greatest[h], __shfl_xor_sync(~0u, greatest[h], 2)) * p.factor;
-    }
-
-    copy_wait<0>();
-    fence_async();
-    __syncthreads();  // values are there, and nobody reads queries or keys any more
-    float o[UNITS * 4];
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        u32 weight[16];
-#pragma unroll
-        for (int j = 0; j < 16; ++j) {
-            const float x = fmaf(s[c][2 * j], p.factor, -greatest[j & 1]), y = fmaf(s[c][2 * j + 1], p.factor, -greatest[j & 1]);
-            const float u = j % 8 < POLYNOMIALS ? power_of_two_fma(x) : power_of_two(x), w = power_of_two(y);
-            sum[j & 1] += u + w;
-            weight[j] = pack_elem(u, w);
-        }
-        gmma_fence();
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-            mma_columns<UNITS>(o, weight + 4 * j, planes(base + V_AT + c * 1024 + j * 256, 128, PLANE), c | j);
-        gmma_commit();
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -179,20 +200,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, GROUPS == 1 && HD <= 80 ? 
     }
     gmma_wait<0>();
 
-    // A warp's 16 rows through shared memory, so that they are written in whole units.
-    const u32 rows = base + warp * 16 * PITCH;
+    // The output where the queries were, which all of the warpgroup have in registers.
+    named_barrier(1 + mine, 128);
 #pragma unroll
-    for (int j = 0; j < UNITS; ++j)
+    for (int j = 0; j < HD / 8; ++j)
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-            store_shared(rows + (g + 8 * h) * PITCH + j * 16 + q4 * 4,
-                         pack_elem(o[4 * j + 2 * h] * sum[h], o[4 * j + 2 * h + 1] * sum[h]));
-    __syncwarp();
-    elem* const out = p.o + sequence * p.of_o.batch + head * p.of_o.head;
+        for (int h = 0; h < 2; ++h) {
+            const int part = j / 8, i = 4 * (j % 8) + 2 * h;
+            const float x = part + 1 < PARTS ? o[part][i] : tail[i % (LAST / 2)];
+            const float y = part + 1 < PARTS ? o[part][i + 1] : tail[(i + 1) % (LAST / 2)];
+            store_shared(place(tile, row + g + 8 * h, part, j % 8) + q4 * 4, pack_elem(x * sum[h], y * sum[h]));
+        }
+    fence_async();
+    named_barrier(1 + mine, 128);
+    if ((threadIdx.x & 127) == 0) {
 #pragma unroll
-    for (int i = lane; i < 16 * UNITS; i += 32) {
-        const int row = i / UNITS, unit = i % UNITS, query = top + warp * 16 + row;
-        if (query < p.queries)
-            *reinterpret_cast<uint4*>(out + query * p.of_o.row + unit * 8) = load_shared4(rows + row * PITCH + unit * 16);
+        for (int part = 0; part < PARTS; ++part)
+            tile_store(maps.o[part], part * 64, top + mine * 64, head, sequence, tile + part * BIG);
+        store_commit();
+        store_wait_read();
     }
 }

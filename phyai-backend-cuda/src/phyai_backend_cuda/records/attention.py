@@ -1,4 +1,4 @@
-"""The records of attention: few queries with many keys, and sequences that fit into shared memory.
+"""The records of attention: few queries with many keys, which are split over a cluster of blocks; short sequences.
 
 Launched so that they may begin before the kernel in front has ended, as :mod:`.skinny`'s are.
 """
@@ -12,7 +12,7 @@ from phyai.predicates import match
 
 from phyai_backend_cuda.records.conditions import HOPPER, same_dtype
 
-_SPLIT = {
+_ATTENTION = {
     **HOPPER, "shape.T": "<=512", "shape.head_dim": [64, 128, 192, 256], "shape.group": "<=64",
     "shape.kv_heads": "<=65535",
     "all_of": [
@@ -22,10 +22,16 @@ _SPLIT = {
     ],
 }  # fmt: skip
 
+
+#: Queries, keys and values of a block fit into its shared memory.
+_FITS = [{"shape.head_dim": "%8,<=96", "shape.Sk": "<=512"}, {"shape.head_dim": "%8,<=128", "shape.Sk": "<=384"}]
 _SHORT = {
-    **HOPPER, "shape.head_dim": "%8,<=128", "shape.Sk": "<=256", "shape.heads": "<=65535", "attrs.layout": "padded",
-    "attrs.causal": False, "attrs.window": None, "attrs.soft_cap": None, "dtype.mask": None,
-    "all_of": [{"any_of": [{"attrs.scale": None}, {"attrs.scale": ">0"}]}, same_dtype(("q", "k", "v", "o"))],
+    **HOPPER, "shape.heads": "<=65535", "attrs.layout": "padded", "attrs.causal": False, "attrs.window": None,
+    "attrs.soft_cap": None, "dtype.mask": None,
+    "all_of": [
+        {"any_of": _FITS}, {"any_of": [{"attrs.scale": None}, {"attrs.scale": ">0"}]},
+        same_dtype(("q", "k", "v", "o")),
+    ],
 }  # fmt: skip
 
 #: The family of heads that was measured on an H200: 9.4 us for 50 queries and 1018 keys, FlashInfer's FA2 11.6
@@ -34,9 +40,9 @@ _SHORT = {
 _MEASURED = match({"shape.head_dim": 256, "shape.kv_heads": 1, "shape.heads": 8, "attrs.causal": False})
 
 
-def _split(suffix: str, doc: str, *, invariant: bool, params: Sequence[Param] = ()) -> Kernel:
+def _attention(suffix: str, doc: str, *, invariant: bool, params: Sequence[Param] = ()) -> Kernel:
     return Kernel(
-        id=f"cuda.attention_paged.split{suffix}", op="attention_paged", when=match(_SPLIT),
+        id=f"cuda.attention_paged.split{suffix}", op="attention_paged", when=match(_ATTENTION),
         prepare=f"phyai_backend_cuda.attention.split:prepare{suffix}", capture=Capture.AFTER_WARMUP,
         numerics=Numerics(reproducible=True, batch_invariant=invariant), rank=-int(invariant),
         bands={Band.OPTIMIZED: _MEASURED}, params=tuple(params), doc=doc,
@@ -44,15 +50,15 @@ def _split(suffix: str, doc: str, *, invariant: bool, params: Sequence[Param] = 
 
 
 KERNELS: tuple[Kernel, ...] = (
-    _split("", "keys split over a cluster of blocks, as many as find processors of their own", invariant=False,
-           params=(Param("splits", "blocks to a cluster; follows from the calls when absent", (1, 2, 4, 8)),
-                   Param("stages", "tiles of keys in flight", (1, 2)))),
-    _split("_batch_invariant", "keys split over eight blocks, however many rows", invariant=True),
+    _attention("", "keys split over a cluster of blocks, as many as find processors of their own", invariant=False,
+               params=(Param("splits", "blocks to a cluster; follows from the calls when absent", (1, 2, 4, 8)),
+                       Param("stages", "tiles of keys in flight", (1, 2)))),
+    _attention("_batch_invariant", "keys split over eight blocks, however many rows", invariant=True),
     Kernel(
         id="cuda.attention.short", op="attention", when=match(_SHORT),
         prepare="phyai_backend_cuda.attention.short:prepare", capture=Capture.AFTER_WARMUP,
         numerics=Numerics(reproducible=True, batch_invariant=True),
         params=(Param("groups", "warpgroups of 64 queries to a block; follows from the calls when absent", (1, 2)),),
-        doc="all keys and values of a head in shared memory, one pass",
+        doc="all keys and values of a head in shared memory at once",
     ),
 )  # fmt: skip
