@@ -40,7 +40,7 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("s", [1, 2, 8, 63, 64, 65, 100, 128, 129, 192, 196, 250, 255, 256])
+@pytest.mark.parametrize("s", [1, 2, 8, 63, 64, 65, 100, 128, 129, 192, 196, 250, 256, 257, 330, 448, 511, 512])
 def test_every_length(s: int, groups: int) -> None:
     qkv = fused(2, s)
     assert error(row(groups=groups)(*qkv), wanted(*qkv)) < 4e-3
@@ -51,6 +51,28 @@ def test_every_length(s: int, groups: int) -> None:
 def test_every_size_of_a_head(dim: int, dtype: str) -> None:
     qkv = fused(1, 200, 3, dim, {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
     assert error(row(3, dim, dtype=dtype)(*qkv), wanted(*qkv)) < (4e-3 if dtype == "bf16" else 6e-4)
+
+
+@pytest.mark.parametrize("dim", [8, 72, 96, 104, 128])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_longest_that_fit(dim: int, groups: int) -> None:
+    qkv = fused(1, 512 if dim <= 96 else 384, 2, dim)
+    assert error(row(2, dim, groups=groups)(*qkv), wanted(*qkv)) < 4e-3
+
+
+def test_rows_that_lie_anyhow() -> None:
+    rows = normal(2, 3, 5, 90, 72)
+    forms = {
+        "heads before rows": [rows[:, i].transpose(1, 2) for i in range(3)],
+        "one sequence, one head": [rows[:1, i, :1].transpose(1, 2) for i in range(3)],
+        "keys that are one": [rows[:, 0].transpose(1, 2), rows[:, 1, :, :1].transpose(1, 2).expand(2, 90, 5, 72),
+                              rows[:, 2].transpose(1, 2)],
+        "not at a multiple of 16 bytes": [normal(2, 90, 5, 73, seed=i)[..., 1:] for i in range(3)],
+        "backwards in memory": [normal(90, 2, 72, 5, seed=i).permute(1, 0, 3, 2) for i in range(3)],
+    }  # fmt: skip
+    for form, qkv in forms.items():
+        heads = qkv[0].shape[2]
+        assert error(row(heads)(*qkv), wanted(*qkv)) < 4e-3, form
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 256), (300, 70), (1000, 256), (64, 1)])

@@ -154,9 +154,7 @@ def computed(block: Block, factor: float) -> Array:
                     p[:, half == h] = np.exp2(s[:, half == h] * factor - greatest[h][:, None])
                     total[h] += p[:, half == h].sum(1)
                 weight = p.reshape(32, 16, 2)  # pairs of neighbours, packed
-                for part, held, columns in zip(
-                    block.parts(block.v_at + c * block.tile), o, block.columns, strict=True
-                ):
+                for part, held, columns in zip(block.parts(block.v_at + c * block.tile), o, block.columns, strict=True):
                     for t in range(4):
                         b = block.operand(part, t * 16 * part.width * 2, 16, columns)
                         held += fragment(weight[:, 4 * t : 4 * t + 4]) @ b
@@ -194,9 +192,7 @@ def test_a_block_computes_attention(dim: int, queries: int, keys: int, groups: i
     scores = q @ k.T * dim**-0.5
     weights = np.exp(scores - scores.max(1, keepdims=True))
     got = computed(block, dim**-0.5 * math.log2(math.e))
-    np.testing.assert_allclose(
-        got[:queries], weights @ v / weights.sum(1, keepdims=True), rtol=1e-9, atol=1e-12
-    )
+    np.testing.assert_allclose(got[:queries], weights @ v / weights.sum(1, keepdims=True), rtol=1e-9, atol=1e-12)
     assert np.isfinite(got).all()  # rows of no query as well
 
 
