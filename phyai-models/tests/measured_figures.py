@@ -111,6 +111,10 @@ def _alone() -> Iterator[Figure]:
         if row["kind"] == "chain" and (row["kernel"], row.get("norm"), row.get("overlap")) == ("bf16", "torch", True):
             yield "gated_mlp", BLOCK, "cuda.gated_mlp.skinny_16bit", row["us"]
 
+    for row in _rows("skinny_fused.json"):
+        if row["kind"] == "time" and row["format"] == "bf16" and row.get("splits") is None and "us" in row:
+            yield *_call(row["call"]), row["kernel"], row["us"]
+
 
 def _fp8() -> Iterator[Figure]:
     for row in _rows("rows_fp8.json"):

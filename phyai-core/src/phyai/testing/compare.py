@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from phyai.composite import innermost
 from phyai.op import DEFAULT_TOLERANCE, Op, Tolerance
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def tolerance_of(
     for other in through:
         own = _wider(own, op.tolerance.get(dtypes[other], _EXACT))
     if quantized_input:
-        products = sum(part.op == "gemm" for part in op.parts)
+        products = sum(part.op == "gemm" for _, part in innermost(op.parts))
         own = _wider(own, QUANTIZED_BETWEEN if products > 1 else QUANTIZED_INPUT)
     return own
 
