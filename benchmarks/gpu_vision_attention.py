@@ -1,6 +1,6 @@
 """``cuda.attention.short`` beside torch's attention: images' patches, alone and between the products of a layer.
 
-    python benchmarks/gpu_vision_attention.py --out benchmarks/results/rows_vision_attention.json
+    python benchmarks/gpu_vision_attention.py --out benchmarks/results/vision_attention.json
 
 Queries, keys and values are views of one projection ``[N, S, 3, heads, head_dim]``, as SigLIP's tower has them. Calls
 alone are timed as in ``gpu_table.py``, each with its own. Layers are 27 times the projection, attention and the
@@ -23,8 +23,8 @@ from gpu_table import BF16_RATE, Rows, prepared
 
 SHORT, PEERS = "cuda.attention.short", ("torch.attention.cudnn", "torch.attention.flash")
 SHAPES = (
-    *((n, 256, 16, 72) for n in (1, 2, 3, 4, 6, 8, 16, 24)), (3, 196, 16, 72), (3, 256, 16, 64), (24, 256, 16, 64),
-    (12, 196, 12, 64), (3, 128, 16, 72), (3, 64, 16, 72), (3, 256, 8, 128),
+    *((n, 256, 16, 72) for n in (1, 2, 3, 4, 8, 24)), (3, 256, 16, 64), (3, 196, 16, 72), (2, 256, 16, 128),
+    (2, 512, 16, 72), (2, 384, 16, 64), (12, 196, 16, 64), (3, 128, 16, 72), (3, 64, 16, 72),
 )  # fmt: skip
 CUTS: tuple[dict[str, Any], ...] = ({}, {"groups": 1}, {"groups": 2})
 LAYERS = 27
@@ -61,7 +61,7 @@ def alone(table: Rows) -> None:
                 return lambda: run(*inputs)
 
             name = id + (f" {params}" if params else "")
-            what = f"attention B={n} S={s} heads={heads} head_dim={dim}"
+            what = f"attention B={n} Sq={s} Sk={s} heads={heads} head_dim={dim}"
             table.time(what, name, floor, call, lambda: error(run, n, s, heads, dim))
 
 

@@ -138,7 +138,7 @@ def test_which_calls_attention_claims(facts: dict[str, Any], held: bool) -> None
         ({}, True), ({"shape.Sk": 512}, True), ({"shape.Sk": 513}, False), ({"shape.Sk": 0}, True),
         ({"shape.Sq": 5000}, True),
         ({"shape.head_dim": 76}, False), ({"shape.head_dim": 136}, False), ({"shape.head_dim": 128}, True),
-        ({"shape.head_dim": 104, "shape.Sk": 384}, True), ({"shape.head_dim": 104, "shape.Sk": 385}, False),
+        ({"shape.head_dim": 104, "shape.Sk": 320}, True), ({"shape.head_dim": 104, "shape.Sk": 321}, False),
         ({"dtype.v": "fp16"}, False), ({"dtype.mask": "bool"}, False), ({"attrs.causal": True}, False),
         ({"attrs.window": 4}, False), ({"attrs.soft_cap": 5.0}, False), ({"attrs.layout": "ragged"}, False),
         ({"attrs.scale": 0.5}, True), ({"attrs.scale": -0.5}, False), ({"attrs.scale": 0}, False),

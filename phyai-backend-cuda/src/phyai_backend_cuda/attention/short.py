@@ -44,20 +44,25 @@ def widths(head_dim: int) -> tuple[int, ...]:
 def shared_bytes(head_dim: int, keys: int, groups: int) -> int:
     """What a block of ``groups`` warpgroups needs: queries, keys and values in tiles of 64 rows, and barriers.
 
-    >>> shared_bytes(72, 256, 2), shared_bytes(72, 256, 1), shared_bytes(128, 384, 2) <= MAX_SHARED
+    >>> shared_bytes(72, 256, 2), shared_bytes(72, 256, 1), shared_bytes(128, 320, 2) <= MAX_SHARED
     (102464, 92224, True)
     """
     chunks = -(-keys // ROWS)
     return (groups + 2 * chunks) * ROWS * 2 * sum(widths(head_dim)) + 2 * 8 * chunks
 
 
-def groups_for(batch: int, queries: int, heads: int, processors: int) -> int:
-    """Warpgroups of a block: one while every block then finds a processor of its own, else two.
+def groups_for(batch: int, queries: int, keys: int, heads: int, head_dim: int, processors: int) -> int:
+    """Warpgroups of a block: what measured fastest on an H200.
 
-    >>> [groups_for(batch, 256, 16, 132) for batch in (1, 2, 3)], groups_for(9, 64, 16, 132)
+    One while every block then finds a processor of its own; one where a row is a single part and two such blocks fit on
+    a processor, which hide each other's waits; else two, which share what they wait for.
+
+    >>> [groups_for(n, 256, 256, 16, 72, 132) for n in (1, 2, 3)], groups_for(3, 256, 256, 16, 64, 132)
     ([1, 1, 2], 1)
     """
-    return 1 if queries <= ROWS or batch * heads * -(-queries // ROWS) <= processors else 2
+    alone = queries <= ROWS or batch * heads * -(-queries // ROWS) <= processors
+    pairs = head_dim <= 64 and 2 * (shared_bytes(head_dim, keys, 1) + 1024) <= MAX_SHARED + 1024
+    return 1 if alone or pairs else 2
 
 
 def described(t: torch.Tensor) -> torch.Tensor:
@@ -83,7 +88,7 @@ def maps_argument(*tensors: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     heads, kv_heads, dim = (whole(facts, f"shape.{name}") for name in ("heads", "kv_heads", "head_dim"))
-    processors, overlap = whole(facts, "device.sm_count", 132), bool(params.get("overlap", True))
+    processors = whole(facts, "device.sm_count", 132)
     factor = number(facts, "attrs.scale", dim**-0.5) * math.log2(math.e)
     defines = {"HD": dim, **({"HALF": 1} if facts["dtype.q"] == "fp16" else {})}
 
@@ -108,11 +113,10 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
 
     def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor) -> None:
         batch, queries, keys = len(q), q.shape[1], k.shape[1]
-        groups = int(params.get("groups") or groups_for(batch, queries, heads, processors))
+        groups = int(params.get("groups") or groups_for(batch, queries, keys, heads, dim, processors))
         tiles = -(-queries // (ROWS * groups))
         arguments = maps_argument(q, k, v, o), Params(queries, keys, heads // kv_heads, tiles, factor)
-        kernel(keys, groups).launch(
-            (batch * tiles, heads), THREADS * groups, arguments, current_stream(), overlap=overlap
-        )
+        grid, threads = (batch * tiles, heads), THREADS * groups
+        kernel(keys, groups).launch(grid, threads, arguments, current_stream(), overlap=True)
 
     return Prepared(run)

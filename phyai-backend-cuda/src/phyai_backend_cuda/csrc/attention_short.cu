@@ -7,9 +7,6 @@
 #include "wgmma_tiles.cuh"
 
 // HD: size of a head, a multiple of 8 up to 128. CHUNKS: of 64 keys. GROUPS: warpgroups of a block.
-#ifndef POLYNOMIALS
-#define POLYNOMIALS 0
-#endif
 constexpr int PARTS = (HD + 63) / 64, LAST = HD - 64 * (PARTS - 1);  // parts of a row: whole ones of 64 elements, then LAST
 constexpr int LAST_WIDTH = LAST <= 16 ? 16 : LAST <= 32 ? 32 : 64;   // as the last part lies in memory, zeros behind it
 constexpr int BIG = 64 * 128, TILE = 64 * 2 * (64 * (PARTS - 1) + LAST_WIDTH);  // bytes of 64 rows: of a whole part, of all
@@ -28,15 +25,8 @@ __device__ __forceinline__ float power_of_two(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// The same by multiplications: x = n + r, |r| <= 1/2, 2^r by a polynomial (7.5e-5), n into the exponent.
-__device__ __forceinline__ float power_of_two_fma(float x) {
-    x = fmaxf(x, -126.0f);
-    const float n = x + 12582912.0f, r = x - (n - 12582912.0f);
-    const float y = fmaf(fmaf(fmaf(0.05517167f, r, 0.24261112f), r, 0.69326099f), r, 0.99992807f);
-    return __int_as_float(__float_as_int(y) + (__float_as_int(n) << 23));
-}
 
-// The unit at `element` of row `row` of a tile of 64 rows.
+// Unit `unit` of a part of row `row` of a tile.
 __device__ __forceinline__ u32 place(u32 tile, int row, int part, int unit) {
     if (part + 1 < PARTS) return tile + part * BIG + row * 128 + swizzled<64>(row, unit) * 16;
     return tile + part * BIG + row * LAST_WIDTH * 2 + swizzled<LAST_WIDTH>(row, unit) * 16;
@@ -158,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GROUPS == 1 && HD <= 80 ? 
             for (int j = 0; j < 16; ++j) {
                 const float x = fmaf(w[half][2 * j], p.factor, -greatest[j & 1]);
                 const float y = fmaf(w[half][2 * j + 1], p.factor, -greatest[j & 1]);
-                const float u = j % 8 < POLYNOMIALS ? power_of_two_fma(x) : power_of_two(x), z = power_of_two(y);
+                const float u = power_of_two(x), z = power_of_two(y);
                 sum[j & 1] += u + z;
                 weight[j] = pack_elem(u, z);
             }
