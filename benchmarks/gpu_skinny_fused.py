@@ -385,7 +385,8 @@ def layer(report: Report) -> None:
     for form_name in TIMED:
         layers = Layers(form_name)
         floor = round(sum(floor_us(n, k, layers.form) for n, k in EXPERT.values()), 2)
-        for how in ("fused, overlapped", "fused, overlapped, norms in Triton", "fused", "separate"):
+        overlapped = "fused, overlapped"
+        for how in (overlapped, f"{overlapped}, late norms", f"{overlapped}, norms in Triton", "fused", "separate"):
             row = {"call": "layer of the expert M=50", "kernel": how, "format": form_name, "floor_us": floor}
             report.attempt("layer", row, lambda: timed_layers(layers, how))
 
@@ -423,7 +424,8 @@ def fused_layers(layers: Layers, how: str) -> tuple[Callable[[], None], Callable
         shape_of(*EXPERT["gate_up"], form, activation="gelu_tanh"),
         shape_of(*EXPERT["down"], form, residual=True),
     )
-    ada = kernel_of(Facts({"shape.D": 1024, "dtype.x": "bf16"}), adaptive=True)
+    release = {"release": "late"} if "late" in how else {}
+    ada = kernel_of(Facts({"shape.D": 1024, "dtype.x": "bf16"}), release, adaptive=True)
     triton = prepared("cuda.ada_rms_norm", {"shape.D": 1024}, {}).run if "Triton" in how else None
     attention, state = attention_of()
     x, y, h, gate = (torch.empty_like(layers.first) for _ in range(4))
@@ -508,7 +510,7 @@ def inference(report: Report) -> None:
     rules.append("  - {id: layers, match: {op: expert_steps}, restrict_to: decomposed.expert_steps}")
     text = [(folder / "h200_fp8.yaml").read_text(), "overrides:", *rules, ""]
     layers_only.write_text("\n".join(text))
-    for policy in (layers_only, folder / "h200_int4_expert.yaml", folder / "h200_fp8_expert.yaml"):
+    for policy in (layers_only, folder / "h200_int4_expert.yaml"):
         row = {"call": "pi05, 3 cameras", "policy": policy.name}
         report.attempt("inference", row, lambda: benched(policy))
 
@@ -538,7 +540,7 @@ def ahead(pool: Any) -> None:
         defines = [shape.defines(m) for shape, m in shapes if shape.source == source]
         compiled(pool, source, list({tuple(sorted(d.items())): d for d in defines}.values()))
     compiled(pool, "attention.cu", [{"HD": 256, "GROUP": 8, "SLABS": 1, "SPLITS": s, "STAGES": 1} for s in (1, 16)])
-    compiled(pool, "norm.cu", [{"DIM": 1024, "ADD": 0, "ADAPTIVE": 1}])
+    compiled(pool, "norm.cu", [{"DIM": 1024, "ADD": 0, "ADAPTIVE": 1, "LATE": late} for late in (0, 1)])
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def placed(image, camera, size=8):
     return out[0, 0]
 
 
-@pytest.mark.parametrize("form", ["hwc", "chw", "float", "torch", "pil", "view"])
+@pytest.mark.parametrize("form", ["hwc", "chw", "float", "torch", "pil", "view", "read_only"])
 def test_every_form_of_an_image_gives_the_same(form):
     pixels = np.random.RandomState(0).randint(0, 256, (4, 6, 3), np.uint8)
     given = {
@@ -80,7 +80,8 @@ def test_every_form_of_an_image_gives_the_same(form):
         "float": pixels / 255,
         "torch": torch.from_numpy(pixels),
         "pil": Image.fromarray(pixels),
-        "view": pixels[:, ::-1][:, ::-1],
+        "view": np.ascontiguousarray(pixels[:, ::-1])[:, ::-1],
+        "read_only": np.frombuffer(pixels.tobytes(), np.uint8).reshape(pixels.shape),
     }[form]
     got = placed(given, "c", 6)  # as wide as the pixels, so that black is added and nothing is resized
     torch.testing.assert_close(got[:, 1:5] / 2 + 0.5, torch.from_numpy(pixels).permute(2, 0, 1).float() / 255)

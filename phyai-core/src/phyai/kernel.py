@@ -50,7 +50,8 @@ class Numerics:
     """What a kernel promises about its numbers.
 
     ``reproducible``: the same call gives the same bits every time. ``batch_invariant``: a row's
-    result does not depend on the other rows of the call. ``accumulation``: the accumulator's type.
+    result does not depend on the other rows of the call. ``accumulation``: the accumulator's type;
+    ``output`` where sums over parts of K are rounded to the output's type before they are added to each other.
     """
 
     reproducible: bool

@@ -1,7 +1,7 @@
 """``patch_embedding``: patches gathered as the rows of a matrix; then its product, with positions in the epilogue.
 
-The second launch is set up while the first one runs. Gathering in the product itself was slower: every block of outputs
-would gather its patches anew.
+The second launch is set up, and reads positions, while the first one runs. Gathering in the product itself was slower:
+every block of outputs gathers its patches anew (benchmarks/notes/rows.md).
 """
 
 # ruff: noqa: ANN001, ANN202 - arguments of Triton functions are pointers and numbers
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from phyai.facts import Facts
+from phyai.facts import Facts, whole
 from phyai.kernel import Prepared, Resources
 from phyai.refresh import in_place
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -24,8 +24,10 @@ from phyai_backend_cuda.runtime.memory import output, rows_of, settle
 
 #: Patches, and elements of each, that a program gathers.
 GATHERED = 16, 128
-#: Patches, outputs, and elements of a step.
-TILE = 64, 128, 64
+#: Outputs of a program, and elements of a step.
+BLOCK_N, BLOCK_K = 128, 64
+#: Patches of a program, warps and stages: where few programs fill the GPU, and where many do.
+FEW, MANY = (64, 4, 8), (128, 8, 6)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -56,6 +58,8 @@ def _multiply(
 ):  # fmt: skip
     n, m = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BM + tl.arange(0, BM)
     keep = (m < M)[:, None] & (n < N)[None, :]
+    place = (m % patches)[:, None].to(tl.int64) * position_step
+    added = tl.load(position + place + n[None, :], keep, 0.0)
     if OVERLAP:
         gdc_wait()
     acc = tl.zeros((BM, BN), tl.float32)
@@ -63,8 +67,7 @@ def _multiply(
         acc = tl.dot(rows.load([tl.program_id(1) * BM, k]), weight.load([tl.program_id(0) * BN, k]).T, acc)
     if BIAS:
         acc += tl.load(bias + n, n < N, 0.0).to(tl.float32)[None, :]
-    place = (m % patches)[:, None].to(tl.int64) * position_step
-    acc += tl.load(position + place + n[None, :], keep, 0.0).to(tl.float32)
+    acc += added.to(tl.float32)
     tl.store(y + m[:, None].to(tl.int64) * y_step + n[None, :], acc, keep)
 
 
@@ -76,8 +79,8 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     matrix = torch.nn.functional.pad(weight.flatten(1), (0, width - elements))
     held = {"matrix": matrix[:, :elements], "bias": None if bias is None else bias.contiguous()}
     keep = in_place(held)
-    block_m, block_n, block_k = TILE
-    described = TensorDescriptor.from_tensor(matrix, [block_n, block_k])
+    described = TensorDescriptor.from_tensor(matrix, [BLOCK_N, BLOCK_K])
+    processors = whole(facts, "device.sm_count", 132)
     overlap = weight.is_cuda
 
     def run(
@@ -89,13 +92,15 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         if m:
             tokens, given = rows_of(position), rows_of(y)
             rows = weight.new_empty(m, width)
+            tiles = triton.cdiv(outputs, BLOCK_N)
+            block_m, warps, stages = MANY if triton.cdiv(m, MANY[0]) * tiles >= 3 * processors else FEW
             _gather[(triton.cdiv(m, GATHERED[0]), triton.cdiv(width, GATHERED[1]))](
                 x, rows, x.stride(), m, patches, x.shape[3] // patch, elements, width, patch, *GATHERED, overlap
             )
-            _multiply[(triton.cdiv(outputs, block_n), triton.cdiv(m, block_m))](
-                TensorDescriptor.from_tensor(rows, [block_m, block_k]), described, held["bias"], tokens, given,
-                tokens.stride(0), given.stride(0), m, patches, outputs, elements, *TILE, bias is not None, overlap,
-                num_warps=4, num_stages=8, launch_pdl=overlap,
+            _multiply[(tiles, triton.cdiv(m, block_m))](
+                TensorDescriptor.from_tensor(rows, [block_m, BLOCK_K]), described, held["bias"], tokens, given,
+                tokens.stride(0), given.stride(0), m, patches, outputs, elements, block_m, BLOCK_N, BLOCK_K,
+                bias is not None, overlap, num_warps=warps, num_stages=stages, launch_pdl=overlap,
             )  # fmt: skip
             settle(y, given)
         return y

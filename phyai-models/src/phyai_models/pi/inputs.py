@@ -126,7 +126,7 @@ def lerobot_images(batch: Mapping[str, torch.Tensor], config: PiConfig, out: tor
         InputError: an image cannot be used.
     """
     present = [camera for camera in config.cameras if camera in batch]
-    images = [_lerobot_image(batch[camera], camera, len(out)) for camera in present]
+    images = [_lerobot_image(batch[camera], camera, out.shape[0]) for camera in present]
     place_images(images, present, out.transpose(0, 1), range(len(present)), checks)
 
 
@@ -143,7 +143,7 @@ def lerobot_inputs(
         InputError: tokens, state or noise cannot be used.
     """
     small = on_host({name: batch[name] for name in (TOKENS, TOKEN_MASK, STATE, NOISE) if name in batch})
-    tokens, token_mask, size = small[TOKENS].to(torch.int64), small[TOKEN_MASK], len(images)
+    tokens, token_mask, size = small[TOKENS].to(torch.int64), small[TOKEN_MASK], images.shape[0]
     check_tokens(tokens, token_mask, config)
     state = small.get(STATE)
     return Inputs(

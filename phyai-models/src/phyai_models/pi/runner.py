@@ -149,7 +149,7 @@ class Runner:
         self._outdated()
         if self._last is not None and self._last.vision.serves(camera_mask):
             return self._last.vision
-        batch, cameras = len(camera_mask), cameras_needed(camera_mask, drop_masked=self.model.savings.drop_masked)
+        batch, cameras = camera_mask.shape[0], cameras_needed(camera_mask, drop_masked=self.model.savings.drop_masked)
         most = cameras if self.runtime.new_graphs else len(self.config.cameras)
         held = (self._visions.get((batch, count)) for count in range(cameras, most + 1))
         return next((vision for vision in held if vision is not None), None)

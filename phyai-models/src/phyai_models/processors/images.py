@@ -41,7 +41,7 @@ def place_images(
         else:
             for place, image in zip(to, unit.unbind(), strict=True):
                 preprocess(image, size, out[place])
-    for place in set(range(len(out))).difference(places):
+    for place in set(range(out.shape[0])).difference(places):
         out[place] = -1.0
 
 
@@ -74,8 +74,9 @@ def to_chw(image: Any, camera: str) -> torch.Tensor:
 def _tensor(image: Any, camera: str) -> torch.Tensor:
     if isinstance(image, torch.Tensor):
         return image.detach()
-    try:
-        return torch.from_numpy(np.array(image))
+    try:  # torch takes neither an array that cannot be written to nor one that runs backwards
+        usable = isinstance(image, np.ndarray) and image.flags.writeable and min(image.strides, default=0) >= 0
+        return torch.from_numpy(image if usable else np.array(image))
     except (TypeError, ValueError):  # NumPy makes objects of what it does not know, and torch has no such dtype
         what = f"an array of dtype {image.dtype}" if isinstance(image, np.ndarray) else f"a {type(image).__name__}"
         raise InputError(
