@@ -46,8 +46,7 @@ def test_every_length(s: int, groups: int) -> None:
     assert error(row(groups=groups)(*qkv), wanted(*qkv)) < 4e-3
 
 
-@pytest.mark.parametrize("dim", range(8, 136, 8))
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize(("dim", "dtype"), [*((dim, "bf16") for dim in range(8, 136, 8)), (72, "fp16"), (64, "fp16")])
 def test_every_size_of_a_head(dim: int, dtype: str) -> None:
     qkv = fused(1, 200, 3, dim, {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
     assert error(row(3, dim, dtype=dtype)(*qkv), wanted(*qkv)) < (4e-3 if dtype == "bf16" else 6e-4)

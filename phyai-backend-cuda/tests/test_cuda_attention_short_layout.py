@@ -213,7 +213,9 @@ def test_what_the_record_claims_fits_into_a_block(dim: int) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 300), st.integers(1, 384), st.integers(1, 40), st.integers(1, 16))
-def test_a_block_is_cut_in_two_only_where_that_was_faster(batch: int, queries: int, keys: int, heads: int, n: int) -> None:
+def test_a_block_is_cut_in_two_only_where_that_was_faster(
+    batch: int, queries: int, keys: int, heads: int, n: int
+) -> None:
     groups = groups_for(batch, queries, keys, heads, 8 * n, 132)
     assert groups in (1, 2)
     if groups == 1 and queries > 64 and batch * heads * -(-queries // 64) > 132:

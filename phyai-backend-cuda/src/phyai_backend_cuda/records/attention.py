@@ -34,8 +34,8 @@ _SHORT = {
     ],
 }  # fmt: skip
 
-#: Images' patches as they were measured on an H200: 7.0 us for three of 256 with heads of 72, cuDNN 10.7; 13.9 for eight,
-#: cuDNN 17.1. For 24 it is 35.6, cuDNN 35.0 (benchmarks/results/vision_attention.json).
+#: Images' patches as they were measured on an H200: 7.0 us for three of 256 with heads of 72, cuDNN 10.7; 13.9 for
+#: eight, cuDNN 17.1. For 24 it is 35.6, cuDNN 35.0 (benchmarks/results/vision_attention.json).
 _SHORT_MEASURED = match({
     "shape.heads": 16, "shape.kv_heads": 16, "shape.B": "<=8", "attrs.square": True,
     "any_of": [
