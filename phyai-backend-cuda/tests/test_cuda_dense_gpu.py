@@ -53,6 +53,21 @@ def test_every_check_holds_in_every_form_of_memory(call: tuple[str, ArgSpec], fo
     assert any(check.name == "capture" and check.outcome is Outcome.PASSED for check in report.checks)
 
 
+def narrow(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """FP8 codes of ``t`` and the scale of each row."""
+    scale = t.float().abs().amax(1) / 448
+    return (t.float() / scale[:, None]).to(torch.float8_e4m3fn), scale
+
+
+@pytest.mark.parametrize(("rows", "n", "k"), [(968, 2560, 2048), (130, 1152, 4304), (1, 16, 16)])
+def test_products_of_codes(rows: int, n: int, k: int) -> None:
+    (x, scales), (w, columns), bias = narrow(normal(rows, k)), narrow(normal(n, k, seed=1) / k**0.5), normal(n)
+    y = torch.empty(rows, n, dtype=torch.bfloat16, device="cuda")
+    product(w, bias).launch(x, y, scales, columns)
+    want = (x.double() * scales.double()[:, None]) @ (w.double() * columns.double()[:, None]).T + bias.double()
+    assert float((y.double() - want).norm() / want.norm()) < 5e-3
+
+
 def product(weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None) -> Product:
     torch.cuda.synchronize()
     return Product(weight, bias, Facts({}), activation=activation)
@@ -63,11 +78,15 @@ FUNCTIONS: dict[Any, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("activation", FUNCTIONS)
-@pytest.mark.parametrize(
-    ("rows", "n", "k"), [(768, 3456, 1152), (768, 1152, 4304), (968, 2048, 2048), (1, 8, 8), (129, 264, 200)]
-)
+PRODUCTS = [
+    (768, 3456, 1152, None, torch.bfloat16), (768, 1152, 4304, None, torch.float16),
+    (968, 2048, 2048, None, torch.bfloat16),
+    (768, 4304, 1152, "gelu_tanh", torch.bfloat16), (129, 264, 200, "gelu_tanh", torch.float16),
+    (129, 264, 200, "silu", torch.bfloat16), (129, 264, 200, "gelu", torch.bfloat16), (1, 8, 8, None, torch.bfloat16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "n", "k", "activation", "dtype"), PRODUCTS)
 def test_products_and_nothing_outside(rows: int, n: int, k: int, activation: Any, dtype: torch.dtype) -> None:
     x, weight, bias = normal(rows, k, dtype=dtype), normal(n, k, seed=1, dtype=dtype) / k**0.5, normal(n, dtype=dtype)
     around = torch.full((rows + 2, n + 64), torch.nan, dtype=dtype, device="cuda")
