@@ -175,6 +175,39 @@ def attention_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) 
     assert used <= grid[1]
 
 
+class Described(ctypes.Structure):
+    """What stands for a ``CUtensorMap``: where a tensor is, its sizes and its strides."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("sizes", ctypes.c_longlong * 4), ("steps", ctypes.c_longlong * 4),
+                ("rest", ctypes.c_ubyte * 56))  # fmt: skip
+
+
+def box_map(t: torch.Tensor, box: Sequence[int], row_bytes: int = 128) -> Described:
+    assert [t.data_ptr() % 16, *(step % 8 for step in t.stride()[:-1])] == [0] * 4
+    assert all(t.stride()), "the copy engine has not been told of a stride of zero"
+    assert tuple(box) == (1, 1, 64)
+    return Described(t.data_ptr(), tuple(t.shape), tuple(t.stride()), (row_bytes,))
+
+
+def attention_short_cu(arguments: Sequence[Any], d: Mapping[str, int], grid: Sequence[int], block: int) -> None:
+    maps, p = arguments
+    dtype, dim, rows = torch.float16 if "HALF" in d else torch.bfloat16, d["HD"], 64 * d["GROUPS"]
+    parts = -(-dim // 64)
+    held = (Described * (4 * parts)).from_buffer(maps)
+    q, k, v, o = (memory(m.at, dtype, m.sizes, m.steps) for m in held[::parts])
+    for m in held[parts - 1 :: parts]:
+        assert 64 * (parts - 1) + m.rest[0] // 2 >= dim
+    heads, batch = grid[1], grid[0] // p.tiles
+    assert block == 2 * rows
+    assert (grid[0], p.tiles) == (batch * p.tiles, -(-p.queries // rows))
+    assert 64 * (d["CHUNKS"] - 1) < p.keys <= 64 * d["CHUNKS"]
+    assert q.shape == o.shape == (batch, heads, p.queries, dim)
+    assert k.shape == v.shape == (batch, heads // p.group, p.keys, dim)
+    k, v = (t.double().repeat_interleave(p.group, 1) for t in (k, v))
+    weights = torch.softmax(q.double() @ k.mT * (p.factor * math.log(2)), -1)
+    o.copy_(weights @ v)
+
+
 @attrs.frozen
 class Map:
     """Instead of a tensor map: what it would describe."""
@@ -212,7 +245,7 @@ def attention_prefill_cu(arguments: Any, d: Mapping[str, int], grid: Sequence[in
 
 SOURCES: Mapping[str, Callable[..., None]] = {
     "skinny.cu": skinny_cu, "skinny_pair.cu": skinny_pair_cu, "norm.cu": norm_cu, "attention.cu": attention_cu,
-    "attention_prefill.cu": attention_prefill_cu,
+    "attention_prefill.cu": attention_prefill_cu, "attention_short.cu": attention_short_cu,
 }  # fmt: skip
 
 

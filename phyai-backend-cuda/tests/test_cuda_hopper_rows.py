@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from hopper_simulation import Map, Simulated
+from hopper_simulation import Map, Simulated, box_map
 from phyai.catalog import Catalog
 from phyai.environment import Environment
 from phyai.kernel import Kernel
@@ -24,7 +24,7 @@ from phyai.testing.case import MEMORY, Case
 from phyai.testing.kit import examine, examine_call
 from phyai.testing.report import Outcome
 from phyai.testing.subject import Subject, about
-from phyai_backend_cuda.attention import prefill, split
+from phyai_backend_cuda.attention import prefill, short, split
 from phyai_backend_cuda.attention.split import cut_for
 from phyai_backend_cuda.norms import overlap
 from phyai_backend_cuda.records import attention, norms, skinny, skinny_fused
@@ -47,11 +47,12 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: str, function: str, defines: Mapping[str, int], *, cluster: int = 1, **_: Any) -> Simulated:
         return Simulated(name, defines, cluster)
 
-    for module in (prefill, split, overlap, launch):
+    for module in (prefill, short, split, overlap, launch):
         monkeypatch.setattr(module, "load", load)
         monkeypatch.setattr(module, "current_stream", lambda: 0)
     for module in (overlap, gemm, mlp, heads, residual):
         monkeypatch.setattr(module, "settled", lambda: None)
+    monkeypatch.setattr(short, "box_map", box_map)
     monkeypatch.setattr(split, "on_device", torch.is_tensor)
     monkeypatch.setattr(prefill, "box_map", Map)
 
@@ -83,6 +84,7 @@ QKV = {
     "rotary_dim": 32, "N": 448,
 }  # fmt: skip
 PAGED = {"T": 9, "B": 2, "pages": 3, "page_size": 8, "entries": 3, "heads": 4, "kv_heads": 2, "head_dim": 64}
+SHORT = {"B": 3, "Sq": 9, "Sk": 11, "heads": 4, "kv_heads": 2, "head_dim": 24}
 CALLS: list[tuple[str, ArgSpec]] = [
     ("cuda.gemm.skinny_16bit", ArgSpec("", {"M": 6, "N": 24, "K": 192}, {}, {}, ("bias",))),
     ("cuda.gemm.skinny_16bit", ArgSpec("", {"M": 6, "N": 4616, "K": 640}, {}, {}, ("bias",))),  # 128 rows to a block
@@ -96,6 +98,8 @@ CALLS: list[tuple[str, ArgSpec]] = [
     ("cuda.rms_norm_add.overlap", ArgSpec("", {"M": 6, "D": 72})),
     ("cuda.ada_rms_norm.overlap", ArgSpec("", {"M": 6, "R": 2, "D": 40})),
     ("cuda.attention_paged.split", ArgSpec("", PAGED)),
+    ("cuda.attention.short", ArgSpec("", SHORT)),
+    ("cuda.attention.short", ArgSpec("", {**SHORT, "B": 1, "Sq": 130, "Sk": 256}, {}, {"scale": 0.3})),
     ("cuda.attention_paged.prefill", ArgSpec("", {**PAGED, "entries": 2, "head_dim": 256}, {}, {"single_page": True})),
 ]
 
@@ -133,6 +137,27 @@ def test_which_calls_attention_claims(facts: dict[str, Any], held: bool) -> None
 @pytest.mark.parametrize(
     ("facts", "held"),
     [
+        ({}, True), ({"shape.Sk": 512}, True), ({"shape.Sk": 513}, False), ({"shape.Sk": 0}, True),
+        ({"shape.Sq": 5000}, True),
+        ({"shape.head_dim": 76}, False), ({"shape.head_dim": 136}, False), ({"shape.head_dim": 128}, True),
+        ({"shape.head_dim": 104, "shape.Sk": 320}, True), ({"shape.head_dim": 104, "shape.Sk": 321}, False),
+        ({"dtype.v": "fp16"}, False), ({"dtype.mask": "bool"}, False), ({"attrs.causal": True}, False),
+        ({"attrs.window": 4}, False), ({"attrs.soft_cap": 5.0}, False), ({"attrs.layout": "ragged"}, False),
+        ({"attrs.scale": 0.5}, True), ({"attrs.scale": -0.5}, False), ({"attrs.scale": 0}, False),
+    ],
+)  # fmt: skip
+def test_which_calls_attention_of_short_sequences_claims(facts: dict[str, Any], held: bool) -> None:
+    call = {
+        "shape.Sk": 256, "shape.Sq": 256, "shape.head_dim": 72, "shape.group": 1, "shape.heads": 16,
+        "shape.kv_heads": 16, "attrs.layout": "padded", "attrs.causal": False,
+        **{f"dtype.{name}": "bf16" for name in "qkvo"},
+    }  # fmt: skip
+    assert BY_ID["cuda.attention.short"].when.holds({**H200, **call, **facts}) == held
+
+
+@pytest.mark.parametrize(
+    ("facts", "held"),
+    [
         ({}, True), ({"shape.T": 1}, True), ({"shape.T": 8000}, True), ({"shape.head_dim": 128}, False),
         ({"dtype.v_cache": "fp16"}, False), ({"attrs.causal": True}, False), ({"attrs.window": 100}, False),
         ({"attrs.soft_cap": 5.0}, False), ({"attrs.scale": 0.1}, True), ({"attrs.scale": -0.1}, False),
@@ -158,7 +183,10 @@ def test_all_blocks_of_attention_run_at_once_as_long_as_two_fit_on_a_processor()
         assert splits * clusters <= (132 if stages == 2 or splits == 16 else 264)
 
 
-@pytest.mark.parametrize("source", ["skinny.cu", "skinny_pair.cu", "norm.cu", "attention.cu", "attention_prefill.cu"])
+@pytest.mark.parametrize(
+    "source",
+    ["skinny.cu", "skinny_pair.cu", "norm.cu", "attention.cu", "attention_prefill.cu", "attention_short.cu"],
+)
 def test_nothing_but_weights_is_touched_before_the_kernel_in_front_has_ended(source: str) -> None:
     """A launch may overlap whatever is in front of it, so inputs are read and outputs written after the wait."""
     text = (SOURCES / source).read_text(encoding="utf-8")
@@ -168,6 +196,9 @@ def test_nothing_but_weights_is_touched_before_the_kernel_in_front_has_ended(sou
     weights = {"w", "group_scale", "group_zero", "row_scale", "weight"}
     sizes = {"k", "m", "n", "rows", "requests", "tokens"}
     places = {"row", "slot", "sixteenth"}
+    if source == "attention_short.cu":  # it only tells where its inputs are
+        sizes |= {"tiles"}
+        assert set(re.findall(r"(\w+)\(maps\.\w+", before)) == {"prefetch_map"}
     assert set(re.findall(r"\bp\.(\w+)", before)) <= weights | sizes
     assert set(re.findall(r"\bb\.(\w+)\(", before)) <= {"load_w", "prefetch"} | places
     assert "return" not in before  # every block waits, so that whoever waits for it waits for all in front

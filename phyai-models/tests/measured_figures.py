@@ -38,7 +38,7 @@ FP8 = {
 #: Where single calls were timed.
 ALONE = (
     "rows.json", "rows_gemm.json", "rows_library_gemms.json", "rows_attention.json", "rows_few.json",
-    "rows_patches.json",
+    "rows_patches.json", "vision_attention.json",
 )  # fmt: skip
 BLOCK = {"M": 50, "K": 1024, "I": 4096, "N": 1024}
 
@@ -100,7 +100,7 @@ def times_of(
 
 def _alone() -> Iterator[Figure]:
     for file in ALONE:
-        for row in _rows(file):
+        for row in (row for row in _rows(file) if "kernel" in row):  # others are of chains of calls
             kernel = NAMED.get(row["kernel"], row["kernel"])
             overlaps = ".skinny_" in kernel or kernel.endswith(".overlap")  # behind its own kind: another figure
             if "us" in row and "{" not in kernel and "part of" not in row["call"] and not overlaps:

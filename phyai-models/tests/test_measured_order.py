@@ -42,7 +42,6 @@ CASES = [
 #: side. A call that would be new here is one to measure, not to add.
 UNMEASURED = {
     "ada_rms_norm expert M=50",  # the other is the same pass, in a launch that overlaps its neighbours
-    "attention vision",
     "kv_write prefix T=968",
     "qkv_rope_kv_write prefix N=2560 T=968",
 }
@@ -160,14 +159,16 @@ def test_no_choice_is_slower_than_what_tuning_measured(store, name, catalog, tun
     policy, measurements = policy_of("pi05", name, catalog), Store(store).read().measurements
     rows = tune_map.rows(measurements, catalog, policy, environment, "pi05")
     slower = [row for row in rows if not row.within and row.slower > (STEP_NOISE if row.method == "live" else NOISE)]
-    facts = {m.key: {**m.facts, **{f"shape.{dim}": size for dim, size in m.at.items()}} for m in measurements}
-    slower = [row for row in slower if not faster_since(row, facts[row.key], catalog, known)]
+    newest = {m.key: m for m in measurements}
+    slower = [row for row in slower if not measured_since(row, newest[row.key], catalog, known)]
     assert rows
     assert slower == [], tune_map.table(slower)
 
 
-def faster_since(row, facts, catalog, known):
-    """Whether the choice is younger than the store, and was measured faster than the best that the store knows."""
+def measured_since(row, measurement, catalog, known):
+    """Whether the choice is younger than the store, and was measured to be no slower than the best that is in there."""
+    facts = {name: value for name, value in measurement.facts.items() if value is not None}
+    facts |= {f"shape.{dim}": size for dim, size in measurement.at.items()}
     dynamic = {dim.name for dim in catalog.op(row.op).dims if dim.dynamic}
     times = times_of(row.op, facts, dynamic, {row.static, row.best}, known)
-    return row.static not in row.us and len(times) == 2 and times[row.static] < times[row.best]
+    return row.static not in row.us and len(times) == 2 and times[row.static] <= NOISE * times[row.best]

@@ -38,7 +38,7 @@ def test_the_vision_tower_adds_and_activates_inside_other_launches(catalog):
 def test_attention_is_the_best_measured_for_each_shape(catalog):
     bucket = decisions("h200", policy("h200_bf16.yaml", catalog), catalog)
     exact = decisions("h200", policy("h200_bf16.yaml", catalog), catalog, fixed_lengths=True)
-    assert bucket["vision", "attention"] == exact["vision", "attention"] == ["torch.attention.cudnn"]
+    assert bucket["vision", "attention"] == exact["vision", "attention"] == ["cuda.attention.short"]
     assert bucket["expert", "attention_paged"] == ["cuda.attention_paged.split"]
     assert exact["expert", "attention_paged"] == ["cuda.attention_paged.split"]
     assert exact["prefix", "attention_paged"] == ["cuda.attention_paged.prefill"]

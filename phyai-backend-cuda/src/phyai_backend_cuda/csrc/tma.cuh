@@ -13,7 +13,13 @@ __device__ __forceinline__ void tile_load(u32 dst, const TensorMap& map, int x, 
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
         ::"r"(dst), "l"(reinterpret_cast<u64>(&map)), "r"(x), "r"(y), "r"(bar) : "memory");
 }
-// The same into every block of the cluster that `mask` has a bit for: at the same address, on the same barrier of each.
+// The same of a map with four dimensions.
+__device__ __forceinline__ void tile_load(u32 dst, const TensorMap& map, int x, int y, int z, int w, u32 bar) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+        ::"r"(dst), "l"(reinterpret_cast<u64>(&map)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar) : "memory");
+}
+// The first into every block of the cluster that `mask` has a bit for: at the same address, on the same barrier of each.
 __device__ __forceinline__ void tile_load_all(u32 dst, const TensorMap& map, int x, int y, u32 bar, u32 mask) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -26,6 +32,11 @@ __device__ __forceinline__ void tile_store(const TensorMap& map, int x, int y, u
     asm volatile(
         "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
         ::"l"(reinterpret_cast<u64>(&map)), "r"(x), "r"(y), "r"(src) : "memory");
+}
+__device__ __forceinline__ void tile_store(const TensorMap& map, int x, int y, int z, int w, u32 src) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
+        ::"l"(reinterpret_cast<u64>(&map)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(src) : "memory");
 }
 __device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // This thread's stores have read their shared memory.

@@ -1,4 +1,4 @@
-"""The records of attention over a cache: few queries, whose keys are split over a cluster of blocks, and many.
+"""The records of attention: few queries, whose keys are split over a cluster of blocks, and many; short sequences.
 
 Launched so that they may begin before the kernel in front has ended, as :mod:`.skinny`'s are.
 """
@@ -22,6 +22,27 @@ _ATTENTION = {
     ],
 }  # fmt: skip
 
+
+#: Queries, keys and values of a block fit into its shared memory, and what it computes with into its registers.
+_FITS = [{"shape.head_dim": "%8,<=96", "shape.Sk": "<=512"}, {"shape.head_dim": "%8,<=128", "shape.Sk": "<=320"}]
+_SHORT = {
+    **HOPPER, "shape.heads": "<=65535", "attrs.layout": "padded", "attrs.causal": False, "attrs.window": None,
+    "attrs.soft_cap": None, "dtype.mask": None,
+    "all_of": [
+        {"any_of": _FITS}, {"any_of": [{"attrs.scale": None}, {"attrs.scale": ">0"}]},
+        same_dtype(("q", "k", "v", "o")),
+    ],
+}  # fmt: skip
+
+#: Images' patches as they were measured on an H200: 7.0 us for three of 256 with heads of 72, cuDNN 10.7; 13.9 for
+#: eight, cuDNN 17.1. For 24 it is 35.6, cuDNN 35.0 (benchmarks/results/vision_attention.json).
+_SHORT_MEASURED = match({
+    "shape.heads": 16, "shape.kv_heads": 16, "shape.B": "<=8", "attrs.square": True,
+    "any_of": [
+        {"shape.head_dim": 72, "shape.Sk": "64..512"}, {"shape.head_dim": 64, "shape.Sk": "196..384"},
+        {"shape.head_dim": 128, "shape.Sk": 256, "shape.B": "<=2"},
+    ],
+})  # fmt: skip
 
 #: The family of heads that was measured on an H200: 9.4 us for 50 queries and 1018 keys, FlashInfer's FA2 11.6
 #: (benchmarks/results/attention_split.json, rows_attention.json); 21.8 for eight such requests, FA2 29.2 in the model
@@ -63,4 +84,12 @@ KERNELS: tuple[Kernel, ...] = (
         params=(Param("splits", "blocks that share the keys of a row; follows from the call when absent", (1, 2)),),
     ),
     _attention("_batch_invariant", "keys split over eight blocks, however many rows", invariant=True),
+    Kernel(
+        id="cuda.attention.short", op="attention", when=match(_SHORT),
+        prepare="phyai_backend_cuda.attention.short:prepare", capture=Capture.AFTER_WARMUP,
+        numerics=Numerics(reproducible=True, batch_invariant=True), band=Band.REFERENCE,
+        bands={Band.OPTIMIZED: _SHORT_MEASURED},
+        params=(Param("groups", "warpgroups of 64 queries to a block; follows from the calls when absent", (1, 2)),),
+        doc="all keys and values of a head in shared memory at once",
+    ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 BYTES, ALIGNMENT = 128, 64
-SWIZZLE_128B, L2_256B = 3, 3  # CUtensorMapSwizzle, CUtensorMapL2promotion
+SWIZZLES, L2_256B = {32: 1, 64: 2, 128: 3}, 3  # CUtensorMapSwizzle by the bytes of a row, CUtensorMapL2promotion
 
 
 class TensorMap(ctypes.Structure):
@@ -39,8 +39,8 @@ def matrix_map(matrix: torch.Tensor, box_rows: int) -> TensorMap:
     return box_map(matrix, (box_rows,))
 
 
-def box_map(tensor: torch.Tensor, box: Sequence[int]) -> TensorMap:
-    """``tensor [..., columns]`` in boxes of ``box`` by 128 bytes, which lie swizzled in shared memory.
+def box_map(tensor: torch.Tensor, box: Sequence[int], row_bytes: int = 128) -> TensorMap:
+    """``tensor [..., columns]`` in boxes of ``box`` by 128 (64, 32) bytes, which lie swizzled in shared memory.
 
     The last dimension is contiguous; what the others step over is a multiple of 16 bytes. ``box`` has a size, at most
     256, for each of these, in their order.
@@ -55,8 +55,8 @@ def box_map(tensor: torch.Tensor, box: Sequence[int]) -> TensorMap:
         ctypes.c_void_p(place), ctypes.c_int(data_types()[tensor.dtype]), ctypes.c_uint(rank),
         ctypes.c_void_p(tensor.data_ptr()), (ctypes.c_uint64 * rank)(*reversed(tensor.shape)),
         (ctypes.c_uint64 * (rank - 1))(*(step * size for step in reversed(tensor.stride()[:-1]))),
-        (ctypes.c_uint32 * rank)(128 // size, *reversed(box)), (ctypes.c_uint32 * rank)(*[1] * rank), ctypes.c_int(0),
-        ctypes.c_int(SWIZZLE_128B), ctypes.c_int(L2_256B), ctypes.c_int(0),
+        (ctypes.c_uint32 * rank)(row_bytes // size, *reversed(box)), (ctypes.c_uint32 * rank)(*[1] * rank),
+        ctypes.c_int(0), ctypes.c_int(SWIZZLES[row_bytes]), ctypes.c_int(L2_256B), ctypes.c_int(0),
     )  # fmt: skip
     check(code, f"describing a tensor of {' x '.join(map(str, tensor.shape))}")
     return TensorMap.from_buffer_copy(ctypes.string_at(place, BYTES))
