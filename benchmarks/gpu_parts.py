@@ -125,7 +125,8 @@ def main_of(
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     lines.unlink(missing_ok=True)
     made_by = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    old = json.loads(arguments.out.read_text()) if set(arguments.only) != set(parts) and arguments.out.exists() else None
+    partly = set(arguments.only) != set(parts)
+    old = json.loads(arguments.out.read_text()) if partly and arguments.out.exists() else None
     if old and any(old[name] != made_by[name] for name in made_by):
         parser.error(f"{arguments.out} is of {old['device']}, torch {old['torch']}; give another --out")
     begun = time.monotonic()
