@@ -61,6 +61,13 @@ def prepare(facts: dict[str, Any], params: dict[str, Any]) -> Any:
     return split.prepare(Facts(facts), {}, params, resources())
 
 
+def invariant(facts: dict[str, Any]) -> Any:
+    from phyai.facts import Facts
+    from phyai_backend_cuda.attention import split
+
+    return split.prepare_batch_invariant(Facts(facts), {}, {}, resources())
+
+
 def check(report: Report) -> None:
     """Right, the same twice, right in a graph after other lengths were written, zeros where nothing is seen."""
     cases: list[dict[str, Any]] = [
@@ -154,6 +161,10 @@ def times(report: Report) -> None:
             report.attempt(
                 "time", row, lambda p=params: {"us": microseconds(calls(prepare(facts, p), held, b, sum(queries)))}
             )
+        report.attempt(
+            "time", {"call": what, "kernel": "cuda.attention_paged.split_batch_invariant", "floor_us": floor},
+            lambda: {"us": microseconds(calls(invariant(facts), held, b, sum(queries)))},
+        )  # fmt: skip
         planned = {**facts, "shape.T": sum(queries)}
         report.attempt(
             "time", {"call": what, "kernel": "flashinfer.attention_paged.fa2", "floor_us": floor},

@@ -88,7 +88,7 @@ def added_norm() -> Callable[[], Any]:
 
 
 def vision(table: Rows) -> None:
-    """SigLIP's feed-forward block, the patches of three images."""
+    """SigLIP's feed-forward block."""
     m, k, i = 768, 1152, 4304
     what, nbytes, flops = f"mlp M={m} K=N={k} I={i}", 2 * (2 * k * i + 2 * m * k), 4 * m * k * i
     table.row(what, "torch.mlp.addmm_activation", nbytes, {},
@@ -100,6 +100,33 @@ def vision(table: Rows) -> None:
         return lambda: F.linear(F.gelu(F.linear(x, fc1, fc1_bias), approximate="tanh"), fc2, fc2_bias)
 
     table.plain(what, "torch: linear, gelu, linear", nbytes, chain, flops)
+
+
+def patches(table: Rows) -> None:
+    """SigLIP's embedding of one image to 24."""
+    for images in (3, 1, 2, 24):
+        embedded(table, images)
+
+
+def embedded(table: Rows, images: int, size: int = 224, patch: int = 14, width: int = 1152) -> None:
+    """Images in float32 to tokens, beside what torch's rows and the addition behind them take."""
+    tokens, elements = (size // patch) ** 2, 3 * patch**2
+    what = f"patch_embedding B={images} height={size} width={size} patches={tokens} O={width} patch={patch}"
+    nbytes = 4 * images * 3 * size**2 + 2 * width * (elements + tokens + images * tokens)
+    flops = 2 * images * tokens * width * elements
+
+    def call() -> tuple[dict[str, Any], tuple]:
+        weights = {"weight": normal(width, 3, patch, patch) / elements**0.5, "bias": normal(width)}
+        return weights, (torch.randn(images, 3, size, size, device="cuda"), normal(tokens, width))
+
+    table.row(what, "cuda.patch_embedding", nbytes, {}, call, flops=flops)
+
+    def chain() -> Callable[[], Any]:
+        weights, (x, position) = call()
+        product = prepared("torch.conv2d.patches", {}, weights).run
+        return lambda: (product(x.bfloat16()).flatten(2).transpose(1, 2) + position).contiguous()
+
+    table.plain(what, "torch: cast, conv2d.patches, add", nbytes, chain, flops)
 
 
 def embeddings(table: Rows) -> None:
@@ -235,7 +262,7 @@ def given(table: Rows, b: int, queries: int, keys: int, facts: Mapping[str, Any]
 PARTS: Mapping[str, Callable[[Rows], None]] = {
     "gemms": gemms, "library_gemms": library_gemms, "norms": norms, "vision": vision, "embeddings": embeddings,
     "activations": activations, "rotary": rotary, "attention": attention, "products": products,
-    "feed_forward": feed_forward,
+    "feed_forward": feed_forward, "patches": patches,
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Whether π0.5 computes the same bits twice, and what asking for that costs.
 
-    python benchmarks/pi05_reproducible.py --out results/pi05_reproducible.json
+    python benchmarks/pi05_reproducible.py --exact --out results/pi05_reproducible.json
+    python benchmarks/pi05_reproducible.py --exact --policy policies/pi05/h200_fp8.yaml --out results/pi05_fp8.json
 
 Under each policy, an engine answers some requests, the same ones again in another order, and a second engine, with
 graphs of its own, answers them once more. All answers to a request must have the same bits. Beside that: the time of
@@ -51,7 +52,8 @@ def answers(
 ) -> tuple[list[list[torch.Tensor]], dict[str, Any]]:
     """Every answer to every request of one engine, and what is to be known of the engine."""
     gpu = given.device.startswith("cuda")
-    with engine_of(given, policy, catalog) as engine:
+    lengths = {"prompt_buckets": ()} if given.exact else {}
+    with engine_of(given, policy, catalog, **lengths) as engine:
         runner = engine.model.runner  # type: ignore[attr-defined]
         batches = requests(runner.config, given)
         order = [*range(len(batches)), *(reversed(range(len(batches))) if twice else ())]
@@ -92,6 +94,7 @@ def measure(case: str, given: argparse.Namespace, catalog: Any) -> dict[str, Any
 def main(argv: list[str] | None = None) -> None:
     parser = options(__doc__, CASES, runs=50)
     parser.add_argument("--requests", type=int, default=4)
+    parser.add_argument("--exact", action="store_true", help="a graph per prompt length, instead of buckets")
     given = parser.parse_args(argv)
     catalog, record = discover(), record_of(given)
     for case in given.case or CASES:

@@ -83,7 +83,42 @@ def product(p: Any, d: Mapping[str, int]) -> None:
         y = act(y[:, :columns]) * y[:, columns:]
     elif p.bias:
         y = y + flat(p.bias, dtype, p.n).double()
+    if d.get("EPILOGUE") == 2:
+        heads(p, d, dtype, y)
+        return
+    if d.get("EPILOGUE") == 1:
+        assert [at % 4 for at in (p.residual, p.gate)] + [row % 2 for row in (p.residual_row, p.gate_row)] == [0] * 4
+        gate = memory(p.gate, dtype, (p.m // p.gate_rows, p.n), (p.gate_row, 1)).repeat_interleave(p.gate_rows, 0)
+        y = memory(p.residual, dtype, (p.m, p.n), (p.residual_row, 1)).double() + gate.double() * y
     memory(p.y, dtype, (p.m, columns), (p.y_row, 1)).copy_(y)
+
+
+def heads(p: Any, d: Mapping[str, int], dtype: torch.dtype, y: torch.Tensor) -> None:
+    """Heads of the product: rotated, q to the output, k and v to their slots."""
+    dim, rotary, counts = d["HEAD_DIM"], d["ROTARY"], [d["HEADS"], d["KV_HEADS"], d["KV_HEADS"]]
+    assert p.n == sum(counts) * dim
+    assert dim % 32 == 0
+    assert rotary % (32 if d["NEOX"] else 2) == 0
+    positions = flat(p.positions, torch.int32, p.m * p.position_words)[:: p.position_words].tolist()
+    slots = flat(p.slots, torch.int32, p.m * 2)[::2].tolist()
+    q, k, v = y.view(p.m, -1, dim).split(counts, 1)
+    table = torch.stack([flat(p.cos_sin + 4 * at * rotary, torch.float32, rotary) for at in positions]).double()
+    cos, sin = (t[:, None] for t in table.split(rotary // 2, 1))
+    turned = []
+    for x in (q, k):
+        head, rest = x[..., :rotary], x[..., rotary:]
+        a, b = head.chunk(2, -1) if d["NEOX"] else (head[..., 0::2], head[..., 1::2])
+        a, b = a * cos - b * sin, b * cos + a * sin
+        head = torch.cat((a, b), -1) if d["NEOX"] else torch.stack((a, b), -1).flatten(-2)
+        turned.append(torch.cat((head, rest), -1))
+    memory(p.y, dtype, (p.m, d["HEADS"], dim), (p.y_row, p.y_head, 1)).copy_(turned[0])
+    for new, at, page, row, head in (
+        (turned[1], p.k_cache, p.k_page, p.k_slot, p.k_head), (v, p.v_cache, p.v_page, p.v_slot, p.v_head)
+    ):  # fmt: skip
+        assert [at % 4, page % 2 * bool(p.page_size), row % 2, head % 2] == [0] * 4
+        for values, slot in zip(new, slots, strict=True):
+            where = slot * row if not p.page_size else slot // p.page_size * page + slot % p.page_size * row
+            memory(at + 2 * where, dtype, (d["KV_HEADS"], dim), (head, 1)).copy_(values)
 
 
 def norm_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) -> None:

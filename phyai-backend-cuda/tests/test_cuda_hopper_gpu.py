@@ -23,14 +23,14 @@ from phyai.testing.kit import examine_call
 from phyai.testing.quantized import quantized_weight
 from phyai.testing.report import Outcome
 from phyai.testing.subject import Subject, about
-from phyai_backend_cuda.records import attention, norms, skinny
+from phyai_backend_cuda.records import attention, norms, skinny, skinny_fused
 from phyai_backend_cuda.skinny.layout import pack
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0")]
 
 #: The kernels that are launched to overlap their neighbours.
-KERNELS = (*attention.KERNELS, *skinny.KERNELS, *norms.KERNELS)
+KERNELS = (*attention.KERNELS, *skinny.KERNELS, *skinny_fused.KERNELS, *norms.KERNELS)
 BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}
 OPS = {op.name: op for op in CORE_OPS}
 GROUPS = TensorQuant("int4", "group", group_size=64, scale_dtype="bf16")
@@ -38,6 +38,13 @@ GEMM = ArgSpec("", {"M": 6, "N": 72, "K": 512}, {}, {}, ("bias",))
 MLP = ArgSpec("", {"M": 6, "K": 128, "I": 192, "N": 40}, {}, {"activation": "gelu_tanh"})
 PAIRS = ArgSpec("", {"M": 6, "N": 4616, "K": 640}, {}, {}, ("bias",))  # 128 rows of W to a block
 PAIRS_MLP = ArgSpec("", {"M": 6, "K": 640, "I": 2304, "N": 40}, {}, {"activation": "silu"})
+QKV = {
+    "T": 9, "K": 512, "pages": 3, "page_size": 8, "max_position": 64, "heads": 3, "kv_heads": 2, "head_dim": 64,
+    "rotary_dim": 32, "N": 448,
+}  # fmt: skip
+HEADS = ArgSpec("", QKV, {}, {"style": "neox"}, ("bias",))
+ADDED = ArgSpec("", {"M": 6, "R": 2, "N": 72, "K": 512}, {}, {}, ("bias",))
+ADDED_MLP = ArgSpec("", {"M": 6, "R": 1, "K": 128, "I": 192, "N": 40}, {}, {"activation": "gelu_tanh"})
 PAGED = {"T": 9, "B": 2, "pages": 4, "page_size": 100, "entries": 3, "heads": 8, "kv_heads": 2}
 CALLS: list[tuple[str, ArgSpec, TensorQuant | None]] = [
     ("cuda.gemm.skinny_16bit", GEMM, None),
@@ -53,6 +60,17 @@ CALLS: list[tuple[str, ArgSpec, TensorQuant | None]] = [
     ("cuda.gated_mlp.skinny_16bit", PAIRS_MLP, None),
     ("cuda.gated_mlp.skinny_fp8", MLP, TensorQuant("fp8_e4m3", "channel")),
     ("cuda.gated_mlp.skinny_int4", MLP, GROUPS),
+    ("cuda.qkv_rope_kv_write.skinny_16bit", HEADS, None),
+    ("cuda.qkv_rope_kv_write.skinny_16bit", attrs.evolve(HEADS, dtypes={"x": "fp16"}), None),
+    ("cuda.qkv_rope_kv_write.skinny_fp8", HEADS, TensorQuant("fp8_e4m3", "channel")),
+    ("cuda.qkv_rope_kv_write.skinny_int4", attrs.evolve(HEADS, attrs={"style": "interleaved"}), GROUPS),
+    ("cuda.gemm_gated_residual.skinny_16bit", ADDED, None),
+    ("cuda.gemm_gated_residual.skinny_16bit", attrs.evolve(ADDED, dtypes={"x": "fp16"}), None),
+    ("cuda.gemm_gated_residual.skinny_fp8", ADDED, TensorQuant("fp8_e4m3", "channel")),
+    ("cuda.gemm_gated_residual.skinny_int4", ADDED, GROUPS),
+    ("cuda.gated_mlp_gated_residual.skinny_16bit", ADDED_MLP, None),
+    ("cuda.gated_mlp_gated_residual.skinny_fp8", ADDED_MLP, TensorQuant("fp8_e4m3", "channel")),
+    ("cuda.gated_mlp_gated_residual.skinny_int4", ADDED_MLP, GROUPS),
     ("cuda.rms_norm.overlap", ArgSpec("", {"M": 6, "D": 1096}, {}, {"offset": 1}, ("weight",)), None),
     ("cuda.rms_norm_add.overlap", ArgSpec("", {"M": 6, "D": 72}), None),
     ("cuda.ada_rms_norm.overlap", ArgSpec("", {"M": 6, "R": 2, "D": 1024}), None),

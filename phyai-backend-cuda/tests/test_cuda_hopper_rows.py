@@ -27,9 +27,9 @@ from phyai.testing.subject import Subject, about
 from phyai_backend_cuda.attention import split
 from phyai_backend_cuda.attention.split import cut_for
 from phyai_backend_cuda.norms import overlap
-from phyai_backend_cuda.records import attention, norms, skinny
+from phyai_backend_cuda.records import attention, norms, skinny, skinny_fused
 from phyai_backend_cuda.runtime.nvrtc import SOURCES
-from phyai_backend_cuda.skinny import gemm, launch, mlp
+from phyai_backend_cuda.skinny import gemm, heads, launch, mlp, residual
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the kernels themselves are tested where there is a GPU")
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(ON_GPU, reason="the kernels themselves are teste
 CPU = Environment.detect("cpu", libraries=())
 H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.cupy": "14.2.0"})
 #: The kernels that are launched to overlap their neighbours.
-KERNELS = (*attention.KERNELS, *skinny.KERNELS, *norms.KERNELS)
+KERNELS = (*attention.KERNELS, *skinny.KERNELS, *skinny_fused.KERNELS, *norms.KERNELS)
 BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}
 OPS = {op.name: op for op in CORE_OPS}
 
@@ -50,7 +50,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (split, overlap, launch):
         monkeypatch.setattr(module, "load", load)
         monkeypatch.setattr(module, "current_stream", lambda: 0)
-    for module in (overlap, gemm, mlp):
+    for module in (overlap, gemm, mlp, heads, residual):
         monkeypatch.setattr(module, "settled", lambda: None)
     monkeypatch.setattr(split, "on_device", torch.is_tensor)
 
@@ -77,12 +77,20 @@ def test_what_a_row_claims_it_computes(id: str, catalog: Catalog) -> None:
 
 
 SILU = {"activation": "silu"}
+QKV = {
+    "T": 5, "K": 192, "pages": 3, "page_size": 4, "max_position": 30, "heads": 3, "kv_heads": 2, "head_dim": 64,
+    "rotary_dim": 32, "N": 448,
+}  # fmt: skip
 PAGED = {"T": 9, "B": 2, "pages": 3, "page_size": 8, "entries": 3, "heads": 4, "kv_heads": 2, "head_dim": 64}
 CALLS: list[tuple[str, ArgSpec]] = [
     ("cuda.gemm.skinny_16bit", ArgSpec("", {"M": 6, "N": 24, "K": 192}, {}, {}, ("bias",))),
     ("cuda.gemm.skinny_16bit", ArgSpec("", {"M": 6, "N": 4616, "K": 640}, {}, {}, ("bias",))),  # 128 rows to a block
     ("cuda.gated_mlp.skinny_16bit", ArgSpec("", {"M": 6, "K": 64, "I": 128, "N": 16}, {}, SILU)),
     ("cuda.gated_mlp.skinny_16bit", ArgSpec("", {"M": 6, "K": 640, "I": 2304, "N": 16}, {}, SILU)),
+    ("cuda.gemm_gated_residual.skinny_16bit", ArgSpec("", {"M": 6, "R": 2, "N": 24, "K": 192}, {}, {}, ("bias",))),
+    ("cuda.gated_mlp_gated_residual.skinny_16bit", ArgSpec("", {"M": 6, "R": 1, "K": 64, "I": 128, "N": 16}, {}, SILU)),
+    ("cuda.qkv_rope_kv_write.skinny_16bit", ArgSpec("", QKV, {}, {"style": "neox"}, ("bias",))),
+    ("cuda.qkv_rope_kv_write.skinny_16bit", ArgSpec("", {**QKV, "rotary_dim": 6}, {}, {"style": "interleaved"})),
     ("cuda.rms_norm.overlap", ArgSpec("", {"M": 6, "D": 72}, {}, {"offset": 1}, ("weight",))),
     ("cuda.rms_norm_add.overlap", ArgSpec("", {"M": 6, "D": 72})),
     ("cuda.ada_rms_norm.overlap", ArgSpec("", {"M": 6, "R": 2, "D": 40})),

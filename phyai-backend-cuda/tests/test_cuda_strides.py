@@ -46,6 +46,9 @@ CALLS: Mapping[str, ArgSpec] = {
         "", {"T": 7, "K": 24, "N": 160, "max_position": 9, "rotary_dim": 12, **_PROJECTION, **_CACHE}, {}, _PROJECTION,
         ("bias",),
     ),
+    "patch_embedding": ArgSpec(
+        "", {"B": 2, "C": 3, "height": 13, "width": 9, "patches": 6, "O": 40, "patch": 4}, {"x": "fp16"}, {}, ("bias",),
+    ),
     "gemm": ArgSpec("", {"M": 6, "N": 40, "K": 256}, {"x": "fp16"}, {}, ("bias",)),  # the interpreter cannot bf16's
 }  # fmt: skip
 

@@ -96,24 +96,6 @@ def test_three_dimensions_gaps_and_odd_addresses() -> None:
             torch.testing.assert_close(y, want(c, x))
 
 
-def _without_a_place(m: int, n: int, dtype: torch.dtype, device: str = "cpu") -> Any:
-    return pytest.param({"out": torch.empty(m, n, dtype=dtype, device=device)}, id=f"{m}x{n}-{dtype}-{device}")
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        _without_a_place(16, 5, torch.bfloat16), _without_a_place(5, 8, torch.bfloat16),
-        _without_a_place(5, 16, torch.int8), _without_a_place(5, 16, torch.bfloat16, "meta"),
-    ],
-)  # fmt: skip
-def test_an_output_that_the_product_does_not_fit_is_refused_before_launching(given: Any) -> None:
-    with case("w4a16", W4) as c:
-        with pytest.raises(CallError, match=r"out is .* \(5, 16\) on cpu is right"):
-            c.prepared.run(torch.zeros(5, 64, dtype=torch.bfloat16), **given)
-        assert c.launcher.calls == []
-
-
 def test_inputs_on_another_device_are_refused_before_launching() -> None:
     with case("w4a16", W4) as c:
         with pytest.raises(CallError, match=r"on meta; .* on cpu"):

@@ -8,6 +8,33 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+@pytest.fixture(scope="session")
+def catalog():
+    """What the command line finds in its tests."""
+    from cli_world import cli_catalog
+
+    return cli_catalog()
+
+
+@pytest.fixture
+def phyai(catalog):
+    """The command, in this process."""
+    from cli_world import command
+
+    return command(catalog)
+
+
+@pytest.fixture
+def policy_file(tmp_path):
+    """Writes a policy and gives its path."""
+
+    def write(text, name="policy.yaml"):
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     """A folder on ``sys.path`` with one plug-in that works; modules loaded from it are forgotten afterwards."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
 import attrs
@@ -74,6 +75,9 @@ class Fake:
 
     shape: tuple[int, ...]
     dtype: str = "torch.bfloat16"
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
 
 
 @attrs.frozen

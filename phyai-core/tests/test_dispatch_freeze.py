@@ -211,6 +211,22 @@ def test_a_kernel_that_cannot_take_new_weights_says_so():
         site.refresh({"weight": Fake((32, 64))})
 
 
+def test_a_composite_op_is_refused_before_one_of_its_parts_has_taken_new_weights():
+    taken = []
+
+    def prepare(facts, weights, params, resources):
+        refresh = None if facts["layer"] == "l.down" else taken.append
+        return Prepared(run=lambda *inputs, out=None, state=None: inputs[0], refresh=refresh)
+
+    site = dispatcher(kernel("a.gemm", prepare=prepare), kernel("a.act", prepare=prepare)).bind(
+        "mlp", layer="l", weights={"up": Fake((8, 8)), "down": Fake((8, 8))}, dtypes={"x": "bf16"}
+    )
+    site.run(Fake((2, 8)))
+    with pytest.raises(CallError, match=r"/down:gemm: a\.gemm cannot take new weights in place"):
+        site.refresh({"up": Fake((8, 8)), "down": Fake((8, 8))})
+    assert taken == []
+
+
 # Planning
 
 PAGED = Op(

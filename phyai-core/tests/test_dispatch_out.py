@@ -106,6 +106,32 @@ def test_an_out_elsewhere_than_the_inputs_is_refused():
         site.run(Placed((5, 64)), out=Placed((5, 32), device="cuda:0"))
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_out_whose_elements_share_memory_is_refused_also_where_its_shape_is_remembered(frozen):
+    torch = pytest.importorskip("torch")
+    ran = []
+    made = dispatcher(noting("a.gemm", ran), noting("b.gemm", ran, when={"shape.M": "<=64"}, band=Band.OPTIMIZED))
+    site = gemm_site(made)
+    rows, memory = torch.zeros(5, 64, dtype=torch.bfloat16), torch.zeros(999, dtype=torch.bfloat16)
+    right = [memory[:160].view(5, 32), memory[:320].view(5, 64)[:, 1:33], memory[:160].view(32, 5).T]
+    for out in right:
+        site.run(rows, out=out)
+    if frozen:
+        made.freeze()
+    for _ in range(2):
+        for strides in [(0, 1), (31, 1), (1, 1), (32, 0)]:
+            with pytest.raises(CallError, match=r"out has strides .* for y: its elements share memory"):
+                site.run(rows, out=memory.as_strided((5, 32), strides))
+        site.run(rows, out=right[1])
+    assert len(ran) == len(right) + 2
+
+
+def test_an_out_without_elements_shares_nothing():
+    torch = pytest.importorskip("torch")
+    site = gemm_site(dispatcher(kernel("a.gemm")))
+    assert site.run(Fake((0, 64)), out=torch.zeros(1, dtype=torch.bfloat16).expand(0, 32)) == "a.gemm"
+
+
 def test_several_outputs_want_as_many_tensors():
     site = core_site("ada_rms_norm", dtypes={"x": "bf16", "modulation": "bf16"})
     inputs = (Fake((2, 3, 8)), Fake((2, 24)))

@@ -8,9 +8,10 @@ import threading
 from concurrent.futures import CancelledError
 
 import pytest
-from engine_models import EchoArgs, catalog
+from engine_models import Echo, EchoArgs, catalog
+from phyai.dispatch import Dispatcher
 from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig, EngineError, ModelPlugin
-from phyai.errors import CallError, DeclarationError, PolicyError
+from phyai.errors import CallError, DeclarationError, DeviceMemoryError, PolicyError
 from phyai.policy import default_policy
 
 
@@ -90,6 +91,29 @@ def test_the_engine_closes_when_its_block_fails():
     with pytest.raises(ZeroDivisionError), engine() as running:
         _ = 1 / 0
     assert running.model.closed == 1
+
+
+def test_memory_that_runs_out_while_kernels_are_compiled_ahead_is_said_and_the_model_closed(monkeypatch):
+    closed = []
+
+    def scarce(dispatcher, progress=None):
+        raise RuntimeError("CUDA error: out of memory\nSearch for it")
+
+    monkeypatch.setattr(Dispatcher, "compile_ahead", scarce)
+    monkeypatch.setattr(Echo, "close", lambda model: closed.append(model))
+    said = r"memory on cpu.* ran out while the kernels of echo were compiled ahead \(CUDA error: out of memory\); free"
+    with pytest.raises(DeviceMemoryError, match=said):
+        engine()
+    assert len(closed) == 1
+
+
+def test_other_errors_while_kernels_are_compiled_ahead_are_left_alone(monkeypatch):
+    def broken(dispatcher, progress=None):
+        raise CallError("no such parameter")
+
+    monkeypatch.setattr(Dispatcher, "compile_ahead", broken)
+    with pytest.raises(CallError, match=r"^no such parameter$"):
+        engine()
 
 
 def test_an_unknown_model_is_refused():

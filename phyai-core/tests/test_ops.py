@@ -21,7 +21,7 @@ WANTED = {
     "gemm", "attention", "attention_paged", "kv_write", "rms_norm", "rms_norm_add", "ada_rms_norm", "layer_norm",
     "group_norm", "channel_l2_norm", "activation", "gated_activation", "conv1d", "conv2d", "conv3d", "causal_conv",
     "embedding", "rope", "modulation", "gated_residual", "quantize_activation", "gated_mlp", "qkv_rope_kv_write",
-    "mlp", "layer_norm_add",
+    "mlp", "layer_norm_add", "gemm_gated_residual", "gated_mlp_gated_residual", "patch_embedding",
 }  # fmt: skip
 
 
@@ -167,3 +167,4 @@ def test_parts_map_to_what_both_ops_have(op: Op) -> None:
         assert set(part.weights.values()) <= {t.name for t in op.weights}
         assert set(part.dims) <= {d.name for d in OPS[part.op].dims}
         assert set(part.attrs) <= {a.name for a in OPS[part.op].attributes}
+        assert part.parts == OPS[part.op].parts

@@ -23,7 +23,15 @@ def called(op, dims, attrs=()):
         ("group_norm", {"C": 6}, {"groups": 4}, "C=6 is not a multiple of groups=4"),
         ("conv1d", {"C": 6, "C_group": 2}, {"groups": 2}, r"C=6 is not C_group \* groups = 2 \* 2"),
         ("conv3d", {"O": 5}, {"groups": 2}, "O=5 is not a multiple of groups=2"),
+        (
+            "patch_embedding",
+            {"patches": 4, "height": 9, "width": 9, "patch": 3},
+            {},
+            "4 positions for the 9 patches of 3 x 3",
+        ),
         ("gated_residual", {"M": 6, "R": 4}, {}, "R=4 rows of the condition do not divide the M=6 rows"),
+        ("gemm_gated_residual", {"M": 6, "R": 4}, {}, "R=4 rows of the condition do not divide the M=6 rows"),
+        ("gated_mlp_gated_residual", {"M": 6, "R": 4}, {}, "R=4 rows of the condition do not divide the M=6 rows"),
         ("ada_rms_norm", {"M": 2, "R": 4}, {}, "R=4 rows of the condition do not divide the M=2 rows"),
         ("modulation", {"M": 2, "R": 0}, {}, "R=0 rows of the condition do not divide the M=2 rows"),
         ("rope", {"rotary_dim": 3}, {}, "rotary_dim=3 is odd"),
@@ -50,6 +58,7 @@ def test_a_call_whose_parts_do_not_agree_is_refused(op, dims, attrs, said):
         ("attention", {"heads": 8, "kv_heads": 1}, {}),
         ("group_norm", {"C": 6}, {"groups": 3}),
         ("conv2d", {"C": 6, "C_group": 3, "O": 4}, {"groups": 2}),
+        ("patch_embedding", {"patches": 4, "height": 7, "width": 8, "patch": 3}, {}),
         ("rope", {"M": 2, "P": 6, "rotary_dim": 8, "head_dim": 8}, {"mrope_sections": "2,1,1"}),
         ("rope", {"rotary_dim": 128}, {"mrope_sections": "16, 24, 24"}),  # Qwen2-VL's, of heads of 128
         ("rope", {"M": 0, "P": 0}, {}),

@@ -147,11 +147,11 @@ def test_requirement_in_a_wrong_version_says_which_is_installed(site):
 @pytest.mark.parametrize(
     ("api", "says", "advice"),
     [
-        ("PLUGIN_API = 2", "PLUGIN_API 2", "pip install -U phyai-core"),
-        ("PLUGIN_API = 0", "PLUGIN_API 0", "pip install -U phyai-backend-bad"),
-        ("PLUGIN_API = '1'", "PLUGIN_API '1'", "pip install -U phyai-backend-bad"),
-        ("PLUGIN_API = True", "PLUGIN_API True", "pip install -U phyai-backend-bad"),
-        ("", "does not state PLUGIN_API", "pip install -U phyai-backend-bad"),
+        ("PLUGIN_API = 2", "PLUGIN_API 2", "upgrade phyai-core"),
+        ("PLUGIN_API = 0", "PLUGIN_API 0", "upgrade phyai-backend-bad"),
+        ("PLUGIN_API = '1'", "PLUGIN_API '1'", "upgrade phyai-backend-bad"),
+        ("PLUGIN_API = True", "PLUGIN_API True", "upgrade phyai-backend-bad"),
+        ("", "does not state PLUGIN_API", "upgrade phyai-backend-bad"),
     ],
 )
 def test_wrong_api_version(site, api, says, advice):
@@ -200,7 +200,7 @@ def test_distribution_whose_metadata_file_is_gone(site):
     write_plugin(site, "bad_plugin", kernels_hook("kernel('bad.layer_norm')"))
     folder = write_distribution(site, "phyai-backend-bad", {"bad": "bad_plugin"})
     (folder / "METADATA").unlink()
-    assert_refused(discover(env={}), "bad", PluginState.HALF_REMOVED, "METADATA", "--force-reinstall")
+    assert_refused(discover(env={}), "bad", PluginState.HALF_REMOVED, "METADATA", "install phyai-backend-bad again")
 
 
 def test_unreadable_entry_points_are_a_row_of_the_distribution(site):

@@ -1,4 +1,4 @@
-"""How tools store layers, from the definition of each form; and every way in which a layer can be incomplete."""
+"""How tools store layers: what comes of each form, by its definition."""
 
 import json
 
@@ -6,67 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from phyai.errors import CheckpointError
-from phyai.quant.checkpoint import Checkpoint
-from phyai.quant.layers import stored_layers
-from phyai.quant.realize import dequantize, realize
+from phyai.quant.realize import dequantize
 from phyai.quant.recognition import recognize
+from stored_layers import (
+    FP8_BLOCK,
+    NAME,
+    awq_layer,
+    gptq,
+    gptq_layer,
+    load,
+    packed_config,
+    packed_layer,
+    weight_of,
+    words,
+)
 
 torch = pytest.importorskip("torch")
-save_file = pytest.importorskip("safetensors.torch").save_file
-
-NAME = "model.layers.0.mlp.down_proj"
-
-
-def words(codes, bits, per_word=None):
-    """Unsigned codes of each row, lowest bits first, in int32 words: densely, or ``per_word`` in each."""
-    rows = []
-    for row in codes.tolist():
-        if per_word is None:
-            stream = sum(c << (i * bits) for i, c in enumerate(row))
-            count = -(-len(row) * bits // 32)
-            packed = [(stream >> (32 * i)) & 0xFFFFFFFF for i in range(count)]
-        else:
-            chunks = [row[i : i + per_word] for i in range(0, len(row), per_word)]
-            packed = [sum(c << (i * bits) for i, c in enumerate(chunk)) for chunk in chunks]
-        rows.append([p - (1 << 32) if p >= 1 << 31 else p for p in packed])
-    return torch.tensor(rows, dtype=torch.int32)
-
-
-def load(folder, tensors, config, *, metadata=None):
-    """The layer ``NAME`` of a checkpoint with these tensors (by suffix) and this quantization configuration."""
-    named = {f"{NAME}.{suffix}": t.contiguous() for suffix, t in tensors.items()}
-    save_file(named, folder / "model.safetensors", metadata=metadata)
-    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
-    checkpoint = Checkpoint.open(folder)
-    recognized = recognize(checkpoint)
-    return realize(stored_layers(checkpoint, recognized, [NAME])[NAME], recognized)
-
-
-def weight_of(folder, tensors, config, **more):
-    return dequantize(load(folder, tensors, config, **more).weight)
-
-
-def gptq_layer(bits, n, k, group, *, zeros=None, g_idx=None, offset=1, seed=0):
-    """GPTQ's tensors and the weight that they stand for, by the format's definition."""
-    random = torch.Generator().manual_seed(seed)
-    top = 1 << bits
-    groups = -(-k // group)
-    codes = torch.randint(0, top, (k, n), generator=random)
-    scales = (torch.rand(groups, n, generator=random) + 0.1).to(torch.float16)
-    zeros = torch.full((groups, n), top // 2) if zeros is None else zeros
-    index = torch.arange(k) // group if g_idx is None else g_idx
-    tensors = {
-        "qweight": words(codes.T, bits).T,
-        "qzeros": words((zeros - offset) % top, bits),
-        "scales": scales,
-        "g_idx": index.to(torch.int32),
-    }
-    weight = (scales.float()[index] * (codes - zeros[index]).float()).T
-    return tensors, weight
-
-
-def gptq(bits=4, group=32, **more):
-    return {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False, "sym": True, **more}
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -128,16 +83,6 @@ def test_gptq_group_index_out_of_range_is_refused(tmp_path):
         load(tmp_path, tensors, gptq())
 
 
-def awq_layer(n=32, k=64, group=32):
-    """AWQ's tensors and the weight that they stand for: outputs packed in the order 0, 2, 4, 6, 1, 3, 5, 7."""
-    codes, zeros = torch.randint(0, 16, (k, n)), torch.randint(0, 16, (k // group, n))
-    scales = torch.rand(k // group, n).to(torch.float16)
-    order = [8 * i + j for i in range(n // 8) for j in (0, 2, 4, 6, 1, 3, 5, 7)]
-    tensors = {"qweight": words(codes[:, order], 4), "qzeros": words(zeros[:, order], 4), "scales": scales}
-    index = torch.arange(k) // group
-    return tensors, ((codes - zeros[index]).float() * scales.float()[index]).T
-
-
 def test_awq_gemm(tmp_path):
     tensors, weight = awq_layer()
     config = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "GEMM"}
@@ -148,32 +93,6 @@ def test_awq_in_another_form_is_refused(tmp_path):
     config = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemv"}
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
     assert "gemv" in str(recognize(tmp_path))
-
-
-def packed_config(bits=4, strategy="group", group=32, *, version="0.20.0", **more):
-    weights = {"num_bits": bits, "type": "int", "strategy": strategy, "symmetric": True, **more}
-    if strategy == "group":
-        weights["group_size"] = group
-    return {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "version": version,
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-    }  # fmt: skip
-
-
-def packed_layer(bits, n, k, groups, *, per_word=None, zero_points=False):
-    half = 1 << (bits - 1)
-    codes = torch.randint(-half, half, (n, k))
-    scale = torch.rand(n, groups).to(torch.bfloat16)
-    zeros = torch.randint(-half, half, (n, groups)) if zero_points else torch.zeros(n, groups, dtype=torch.int64)
-    tensors = {
-        "weight_packed": words(codes + half, bits, per_word),
-        "weight_scale": scale,
-        "weight_shape": torch.tensor([n, k]),
-    }
-    if zero_points:
-        tensors["weight_zero_point"] = words((zeros + half).T, bits, per_word).T
-    index = torch.arange(k) // -(-k // groups)
-    return tensors, (codes - zeros[:, index]).float() * scale.float()[:, index]
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -208,9 +127,6 @@ def test_group_index_of_older_versions(tmp_path):
     unscaled = plain / tensors["weight_scale"].float()[:, g_idx]
     assert torch.equal(unscaled.round(), (plain / tensors["weight_scale"].float()[:, g_idx]).round())
     assert torch.allclose(unscaled, unscaled.round(), atol=1e-3)
-
-
-FP8_BLOCK = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 
 
 @pytest.mark.parametrize("suffix", ["weight_scale_inv", "weight_scale"])
@@ -317,113 +233,6 @@ def test_torchao_blocked_scales(tmp_path):
     layer = torchao_layer(tmp_path, tensors, data, "MXTensor")
     scale = torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)
     assert torch.equal(dequantize(layer.weight), codes.float() * scale)
-
-
-# Whatever one tensor is missing, left over, or of another shape or dtype, the error names the layer and the tensor.
-
-FORMS = {
-    "gptq": (lambda: gptq_layer(4, 32, 64, 32)[0], gptq()),
-    "awq": (lambda: awq_layer()[0], {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}),
-    "packed": (lambda: packed_layer(4, 40, 96, 3, zero_points=True)[0], packed_config(symmetric=False)),
-    "fp8 block": (
-        lambda: {"weight": torch.randn(256, 256).to(torch.float8_e4m3fn), "weight_scale_inv": torch.rand(2, 2)},
-        FP8_BLOCK,
-    ),
-    "fp8 static": (
-        lambda: {
-            "weight": torch.randn(64, 64).to(torch.float8_e4m3fn),
-            "weight_scale": torch.rand(1),
-            "input_scale": torch.rand(1),
-        },
-        {"quant_method": "fp8", "activation_scheme": "static"},
-    ),
-    "modelopt nvfp4": (
-        lambda: {
-            "weight": torch.zeros(32, 32, dtype=torch.uint8),
-            "weight_scale": torch.ones(32, 4).to(torch.float8_e4m3fn),
-            "weight_scale_2": torch.tensor(1.0),
-            "input_scale": torch.tensor(1.0),
-        },
-        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
-    ),
-    "modelopt fp8": (
-        lambda: {
-            "weight": torch.randn(64, 64).to(torch.float8_e4m3fn),
-            "weight_scale": torch.tensor(0.1),
-            "input_scale": torch.tensor(0.1),
-        },
-        {"quant_method": "modelopt", "quant_algo": "FP8"},
-    ),
-}
-TENSORS = [(form, suffix) for form, (make, _) in FORMS.items() for suffix in make()]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_complete_layers_load(tmp_path, form):
-    make, config = FORMS[form]
-    load(tmp_path, make(), config)
-
-
-@pytest.mark.parametrize(("form", "suffix"), [p for p in TENSORS if p[1] != "g_idx"])
-def test_a_missing_tensor_is_an_error(tmp_path, form, suffix):
-    make, config = FORMS[form]
-    tensors = make()
-    del tensors[suffix]
-    with pytest.raises(CheckpointError, match=rf"down_proj: .*{suffix}.* is missing"):
-        load(tmp_path, tensors, config)
-
-
-@pytest.mark.parametrize(("form", "suffix"), TENSORS)
-def test_a_misshapen_tensor_is_an_error(tmp_path, form, suffix):
-    make, config = FORMS[form]
-    tensors = make()
-    tensors[suffix] = torch.stack([tensors[suffix], tensors[suffix]])
-    with pytest.raises(CheckpointError, match="down_proj: "):
-        load(tmp_path, tensors, config)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("suffix", ["weight_scale_3", "output_scale", "pre_scale", "lora_A"])
-def test_a_surplus_tensor_is_an_error(tmp_path, form, suffix):
-    make, config = FORMS[form]
-    with pytest.raises(CheckpointError, match=f"down_proj: {suffix} should not be there"):
-        load(tmp_path, {**make(), suffix: torch.ones(1)}, config)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_layer_that_the_configuration_leaves_out_must_not_be_quantized(tmp_path, form):
-    make, config = FORMS[form]
-    skip = {
-        "gptq": {"dynamic": {f"-:.*{NAME}": {}}}, "awq": {"modules_to_not_convert": [NAME]},
-        "compressed-tensors": {"ignore": [NAME]}, "fp8": {"ignored_layers": [NAME]},
-        "modelopt": {"exclude_modules": [NAME]},
-    }[config["quant_method"]]  # fmt: skip
-    with pytest.raises(CheckpointError, match=r"down_proj: .* should not be there"):
-        load(tmp_path, make(), {**config, **skip})
-
-
-@pytest.mark.parametrize(("value", "what"), [("nan", "holds NaN"), ("inf", "holds NaN or inf"), ("0", "is 0.0, which")])
-def test_scales_that_are_no_numbers_are_refused(tmp_path, value, what):
-    make, config = FORMS["modelopt nvfp4"]
-    with pytest.raises(CheckpointError, match=f"weight_scale_2 {what}"):
-        load(tmp_path, {**make(), "weight_scale_2": torch.tensor(float(value))}, config)
-
-
-def test_quantized_tensors_without_a_configuration_are_refused(tmp_path):
-    make, _ = FORMS["fp8 block"]
-    save_file({f"{NAME}.{k}": v for k, v in make().items()}, tmp_path / "model.safetensors")
-    assert "look quantized" in str(recognize(tmp_path))
-
-
-def test_expert_tensors_are_a_problem_of_their_own(tmp_path):
-    make, config = FORMS["fp8 block"]
-    experts = {"model.layers.0.experts.gate_up_proj": torch.randn(2, 128, 128).to(torch.float8_e4m3fn)}
-    save_file({**{f"{NAME}.{k}": v for k, v in make().items()}, **experts}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
-    checkpoint = Checkpoint.open(tmp_path)
-    layers = stored_layers(checkpoint, recognize(checkpoint))
-    assert layers[NAME].problem is None
-    assert "experts" in layers["model.layers.0.experts"].problem
 
 
 @given(bits=st.integers(1, 8), rows=st.integers(1, 3), count=st.integers(1, 70), seed=st.integers(0, 99))

@@ -84,3 +84,21 @@ def test_a_row_allows_a_part_of_what_its_elements_usually_are() -> None:
     tolerance = Tolerance(0, 0, 1, 0.25)
     assert mismatch("y", near, want, tolerance) is None
     assert "y[1, 2]" in (mismatch("y", far, want, tolerance) or "")
+
+
+@pytest.mark.parametrize(("dtype", "torch_dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_sums_of_parts_that_meet_in_the_outputs_type_are_allowed_their_roundings(
+    dtype: str, torch_dtype: torch.dtype
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    parts = torch.randn(4, 256, 64, generator=g, dtype=torch.float64)
+    parts[3] -= parts[:3].sum(0) * (torch.rand(256, 64, generator=g) < 0.3)  # where they cancel each other
+    want = parts.sum(0)
+    got = parts[0].to(torch_dtype)
+    for part in parts[1:]:
+        got = got + part.to(torch_dtype)
+    dtypes = {"x": dtype, "weight": dtype, "y": dtype}
+    allowed = tolerance_of(OPS["gemm"], "y", dtypes, accumulation="output")
+    assert mismatch("y", got, want, allowed) is None
+    assert mismatch("y", got, want, tolerance_of(OPS["gemm"], "y", dtypes)) is not None
+    assert mismatch("y", (parts[0] + parts[1] + parts[3]).to(torch_dtype), want, allowed) is not None

@@ -137,7 +137,7 @@ def test_what_cannot_be_done_is_said(phyai, argv, words):
         ((), "give a MODEL with --checkpoint, or --op OP"),
         (
             ("nomodel", "--checkpoint", "x"),
-            "unknown model 'nomodel'; models installed: none (pip install phyai-models: pi05, pi0)",
+            "unknown model 'nomodel'; models installed: none; install phyai-models (see Install in PhyAI's README) for",
         ),
         (("--op", "activation", "--repeat", "0"), "--repeat 0: at least 1"),
         (("--op", "activation", "--checkpoint", "x"), "go with a MODEL"),
@@ -235,7 +235,7 @@ def test_only_a_picture_needs_matplotlib(phyai, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     phyai("map", "--op", "activation", "--device", "cpu", "--html", str(tmp_path / "m.html"))
     said = phyai("map", "--op", "activation", "--device", "cpu", "--png", str(tmp_path / "m.png"), status=Exit.REFUSED)
-    assert "pip install 'phyai-core[plots]'" in said
+    assert "install phyai-core[plots] (see Install in PhyAI's README)" in said
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ NAMED = {
     "torch.addcmul": "torch.gated_residual",
     "torch: add_, layer_norm": "decomposed.layer_norm_add",
     "torch: linear, gelu, linear": "decomposed.mlp",
+    "torch: cast, conv2d.patches, add": "decomposed.patch_embedding",
 }
 #: How split attention cuts so many requests up today (splits, stages). The figures hold other cuts too:
 #: benchmarks/notes/skinny.md.
@@ -32,6 +33,11 @@ FP8 = {
     "expert qkv": {"M": 50, "N": 2560, "K": 1024}, "expert o": {"M": 50, "N": 1024, "K": 2048},
     "expert gate_up": {"M": 50, "N": 8192, "K": 1024}, "expert down": {"M": 50, "N": 1024, "K": 4096},
 }  # fmt: skip
+#: Where single calls were timed.
+ALONE = (
+    "rows.json", "rows_gemm.json", "rows_library_gemms.json", "rows_attention.json", "rows_few.json",
+    "rows_patches.json",
+)  # fmt: skip
 BLOCK = {"M": 50, "K": 1024, "I": 4096, "N": 1024}
 
 Figure: TypeAlias = "tuple[str, Mapping[str, int], str, float]"
@@ -91,7 +97,7 @@ def times_of(
 
 
 def _alone() -> Iterator[Figure]:
-    for file in ("rows.json", "rows_gemm.json", "rows_library_gemms.json", "rows_attention.json", "rows_few.json"):
+    for file in ALONE:
         for row in _rows(file):
             kernel = NAMED.get(row["kernel"], row["kernel"])
             overlaps = ".skinny_" in kernel or kernel.endswith(".overlap")  # behind its own kind: another figure
@@ -110,6 +116,10 @@ def _alone() -> Iterator[Figure]:
             yield "gated_mlp", BLOCK, "decomposed.gated_mlp", row["us"]
         if row["kind"] == "chain" and (row["kernel"], row.get("norm"), row.get("overlap")) == ("bf16", "torch", True):
             yield "gated_mlp", BLOCK, "cuda.gated_mlp.skinny_16bit", row["us"]
+
+    for row in _rows("skinny_fused.json"):
+        if row["kind"] == "time" and row["format"] == "bf16" and row.get("splits") is None and "us" in row:
+            yield *_call(row["call"]), row["kernel"], row["us"]
 
 
 def _fp8() -> Iterator[Figure]:

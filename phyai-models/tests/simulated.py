@@ -82,7 +82,14 @@ def decisions(device, policy, catalog, **more):
     for site, decision in inference(device, policy, catalog, **more):
         role = site.static["role"]
         found.setdefault((role, site.op.name), set()).add(decision.kernel.id)
-        for name, part in decision.parts.items():
-            if decision.kernel.id.startswith("decomposed."):
-                found.setdefault((role, f"{site.op.name}.{name}"), set()).add(part.kernel.id)
+        for name, kernel in of_parts(decision):
+            found.setdefault((role, f"{site.op.name}.{name}"), set()).add(kernel)
     return {key: sorted(ids) for key, ids in found.items()}
+
+
+def of_parts(decision):
+    """``(part, kernel id)`` of the chain that a decision may be, and of the chains in it."""
+    if decision.kernel.id.startswith("decomposed."):
+        for name, part in decision.parts.items():
+            yield name, part.kernel.id
+            yield from ((f"{name}.{inner}", kernel) for inner, kernel in of_parts(part))

@@ -51,7 +51,9 @@ def test_every_stage_is_timed_and_the_plain_implementation_agrees(family, tmp_pa
         "cameras": 3, "prompt_tokens": 7, "batch": 2, "steps": 3, "chunk": 6, "dtype": "fp32", "exact": False,
         "weights": "",
     }  # fmt: skip
-    assert set(record["end_to_end"]) == {"host_to_host", "device_to_device", "host_to_host_changing_lengths"}
+    assert set(record["end_to_end"]) == {
+        "host_to_host", "host_to_host_uint8", "device_to_device", "host_to_host_changing_lengths",
+    }  # fmt: skip
     for name in ("torch", "sdpa"):
         baseline = record["baselines"][name]
         assert baseline["samples"] == 8
@@ -296,12 +298,15 @@ def test_from_host_to_host_goes_through_the_engine_as_callers_do(family, tmp_pat
     )  # fmt: skip
     assert status == 0, err
     batches = [(request.tensors, actions) for request, actions in asked if isinstance(request, LerobotBatch)]
-    assert len(batches) == 2 * (3 + 1), "one length, then two in turns"
+    assert len(batches) == 3 * (3 + 1), "of floats, of bytes, then two lengths in turns"
     lengths = [int(tensors[TOKEN_MASK].sum()) for tensors, _ in batches]
-    assert lengths == [14] * 4 + [14, 12] * 2
-    images = [value for name, value in batches[0][0].items() if "images" in name]
+    assert lengths == [14] * 8 + [14, 12] * 2
+    images, of_bytes = ([value for name, value in batches[at][0].items() if "images" in name] for at in (0, 4))
     assert len(images) == 2
     assert all(image.min() >= 0 and image.max() <= 1 for image in images)
+    for floats, bytes_ in zip(images, of_bytes, strict=True):
+        assert bytes_.dtype == torch.uint8
+        torch.testing.assert_close(bytes_ / 255, floats, rtol=0, atol=0.5 / 255 + 1e-6)
     on_device = next(actions for request, actions in asked if isinstance(request, DeviceBatch))
     torch.testing.assert_close(batches[0][1], on_device[..., : batches[0][1].shape[-1]], rtol=1e-5, atol=1e-5)
 

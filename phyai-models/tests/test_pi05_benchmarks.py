@@ -50,6 +50,19 @@ def test_the_same_requests_get_the_same_bits(run):
         assert case["not_declared_reproducible"] == []
 
 
+def test_what_a_step_costs_on_the_host_is_told_part_by_part(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    script = importlib.import_module("pi05_host")
+    monkeypatch.setattr(script, "EDGES", (28,))
+    out = tmp_path / "out.json"
+    script.main(["--out", str(out), "--runs", "3"])
+    found = json.loads(out.read_text())["microseconds"]["28x28"]
+    assert set(found) == {"lerobot_float32", "lerobot_uint8", "device_batch", "lerobot_changing_lengths"}
+    for spans in found.values():
+        assert all(spans[name] > 0 for name in script.SPANS)
+        assert max(spans[name] for name in script.SPANS) < spans["step_p90"]
+
+
 @pytest.mark.parametrize("family", ["pi05", "pi0"])
 @pytest.mark.parametrize("batch", [1, 8])
 def test_an_h200_has_a_fast_reproducible_kernel_for_every_call(family, batch, catalog):

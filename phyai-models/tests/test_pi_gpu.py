@@ -6,13 +6,22 @@ import attrs
 import pytest
 import torch
 from phyai.engine import RuntimeConfig
-from phyai.errors import DeviceMemoryError
+from phyai.errors import DeviceMemoryError, InputError
 from phyai_models.bench.tape import record_tape
 from phyai_models.bench.where import spans_of
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.hosted import DeviceBatch, LerobotBatch, NewWeights
-from phyai_models.pi.inputs import TOKEN_MASK, TOKENS, Observation, camera_images, from_lerobot
-from phyai_models.runner import memory_errors
+from phyai_models.pi.inputs import (
+    TOKEN_MASK,
+    TOKENS,
+    Observation,
+    blank_images,
+    camera_images,
+    cameras_seen,
+    from_lerobot,
+)
+from phyai_models.processors.checks import Checks
+from phyai_models.runner import Aside, Mirror, memory_errors
 from pi_cases import (
     CASES,
     POLICIES,
@@ -60,10 +69,13 @@ def test_images_are_made_ready_on_the_gpu_as_on_the_cpu(height, width):
         Observation({key: pixels[0].numpy()}, "", []),
         Observation({key: pixels[1].permute(2, 0, 1) / 255}, "", []),
     ]
-    want, _ = camera_images(seen, config, {})
-    got, mask = camera_images(seen, config, {}, torch.device("cuda"))
-    assert got.device.type == "cuda"
+    mask, given = cameras_seen(seen, config, {})
     assert mask.tolist() == [[False, True, False]] * 2
+    want, got = (blank_images(mask, config, torch.device(device)) for device in ("cpu", "cuda"))
+    for out in (want, got):
+        checks = Checks(out.device)
+        camera_images(given, out, checks)
+        checks.make()
     torch.testing.assert_close(got.cpu(), want, rtol=0, atol=1e-6)
     batch = {key: pixels, TOKENS: torch.zeros(2, 4, dtype=torch.int64), TOKEN_MASK: torch.ones(2, 4, dtype=torch.bool)}
     noise = torch.zeros(2, config.chunk_size, config.max_action_dim)
@@ -110,10 +122,10 @@ def test_new_weights_keep_graphs_valid(tmp_path, catalog):
         want = actions(running, batch)
     with engine(old, catalog=catalog, device="cuda", runtime=GRAPH) as running:
         first = actions(running, batch)
-        recording = next(iter(running.model.runner._programs.values())).recording
+        recording = next(iter(running.model.runner._programs.values())).rest
         running.step(NewWeights(new))
         assert relative_error(actions(running, batch), want) < 1e-5
-        assert next(iter(running.model.runner._programs.values())).recording is recording
+        assert next(iter(running.model.runner._programs.values())).rest is recording
         running.step(NewWeights(old))
         assert torch.equal(actions(running, batch), first)
 
@@ -214,3 +226,81 @@ def test_recordings_are_made_anew_after_all_of_them_went(tmp_path, catalog):
         first = actions(running, batch)
         running.dispatcher.replace_policy(running.dispatcher.policy)
         assert torch.equal(actions(running, batch), first)
+
+
+@pytest.mark.parametrize("place", ["cpu", "pinned", "cuda"])
+def test_pixels_out_of_range_are_refused_and_the_next_request_is_answered(place, tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch = random_batch(directory, batch=1, tokens=3)
+    camera = next(name for name in batch if "images" in name)
+
+    def at(tensor):
+        return tensor.pin_memory() if place == "pinned" else tensor.to(place)
+
+    with engine(directory, catalog=catalog, device="cuda", runtime=GRAPH) as running:
+        want = actions(running, batch)
+        for value in (1.5, -0.5, float("nan")):
+            image = batch[camera].clone()
+            image[0, 1, 2, 3] = value
+            with pytest.raises(InputError, match=f"{camera}: floating-point pixels span"):
+                actions(running, {**batch, camera: at(image)})
+            assert torch.equal(actions(running, {name: at(tensor) for name, tensor in batch.items()}), want)
+
+
+@pytest.mark.parametrize("place", ["cpu", "pinned", "cuda"])
+def test_requests_that_nobody_waits_for_keep_their_own_inputs(place, tmp_path, catalog):
+    """What lies on the host is the caller's again as soon as ``step`` returns, long before the GPU has come to it."""
+    directory = random_checkpoint(tmp_path, "pi05", depth=6)
+    batches = [random_batch(directory, batch=1, tokens=tokens, seed=tokens) for tokens in (3, 4, 7, 3, 8, 2)]
+    with engine(directory, catalog=catalog, device="cuda", runtime=GRAPH) as running:
+        config = running.model.config
+        want = [actions(running, batch) for batch in batches]
+
+        def at(tensor):
+            return tensor.pin_memory() if place == "pinned" else tensor.to(place)
+
+        requests = [
+            DeviceBatch(
+                images=at(torch.stack([batch[c] for c in config.cameras], 1) * 2 - 1),
+                tokens=batch[TOKENS].clone(), token_mask=batch[TOKEN_MASK].clone(), noise=at(batch["noise"]),
+            )
+            for batch in batches
+        ]  # fmt: skip
+        torch.cuda.synchronize()
+        torch.cuda._sleep(100_000_000)  # the GPU is late, some 50 ms
+        got = []
+        for request in requests:
+            got.append(running.step(request).clone())
+            for tensor in (request.images, request.tokens, request.noise, request.token_mask):
+                tensor.zero_()
+        for one, other in zip(got, want, strict=True):
+            assert torch.equal(one[..., : config.action_dim].cpu(), other)
+
+
+def test_what_comes_before_a_name_is_copied_when_it_is_the_last():
+    mirror = Mirror({"a": (torch.int64, 4), "b": (torch.float32, 100), "c": (torch.int32, 8)}, torch.device("cuda"))
+    for tensor in mirror.host.values():
+        tensor.fill_(1)
+    mirror.upload("b")
+    assert [int(tensor.sum()) for tensor in mirror.device.values()] == [4, 100, 0]
+    mirror.upload()
+    assert [int(tensor.sum()) for tensor in mirror.device.values()] == [4, 100, 8]
+
+
+def test_work_beside_other_work_comes_behind_the_fork_and_is_waited_for():
+    aside, late = Aside(torch.device("cuda")), torch.zeros(1 << 20, device="cuda")
+    torch.cuda._sleep(20_000_000)
+    late.fill_(1)
+    aside.fork()
+    torch.cuda._sleep(20_000_000)
+
+    def fails():
+        with aside.beside():
+            late.mul_(3)  # would be zero, had it come before the fork
+            torch.cuda._sleep(20_000_000)
+            late.add_(1)
+            raise ValueError("halfway")
+
+    with pytest.raises(ValueError, match="halfway"):
+        fails()
+    assert int(late.sum()) == 4 << 20

@@ -25,10 +25,11 @@ def test_the_projections_of_both_towers_go_to_the_presets_row_and_nothing_to_a_r
     policy = load_policy(preset, catalog=catalog).policy
     row = next(rule.restriction.kernels[0] for rule in policy.rules if rule.id == "packed-weights")
     found = decisions("h200", policy, catalog, fixed_lengths=True)
-    for role in ("prefix", "expert"):
-        parts = ("qkv_rope_kv_write.qkv", "gated_mlp.gate_up", "gated_mlp.down")
-        assert {found[role, part][0] for part in parts} == {row}
-        assert row in found[role, "gemm"]
+    block = ("gated_mlp.gate_up", "gated_mlp.down")
+    added = (f"gated_mlp_gated_residual.{part}" for part in block)
+    parts = {"prefix": ("gemm", *block), "expert": ("gemm_gated_residual.gemm", *added)}
+    for role, names in parts.items():
+        assert {found[role, part][0] for part in ("qkv_rope_kv_write.qkv", *names)} == {row}
     assert not {key for key, ids in found.items() if any(id.startswith("reference.") for id in ids)}
 
 

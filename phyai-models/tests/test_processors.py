@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from phyai.errors import CheckpointError, InputError
 from phyai_models.processors.actions import absolute_mask, to_absolute
-from phyai_models.processors.images import CPU, preprocess, resize_with_pad, to_chw, upload
+from phyai_models.processors.checks import Checks
+from phyai_models.processors.images import CPU, place_images, preprocess, resize_with_pad, to_chw
 from phyai_models.processors.lerobot import ProcessorFile
 from phyai_models.processors.normalization import STATISTICS, Normalizer
 from phyai_models.processors.prompt import discretize_state, pi0_prompt, pi05_prompt
@@ -64,7 +65,13 @@ def test_an_image_too_elongated_for_a_pixel_is_refused():
         resize_with_pad(torch.zeros(1, 3, 1, 1000), 8)
 
 
-@pytest.mark.parametrize("form", ["hwc", "chw", "float", "torch", "pil", "view"])
+def placed(image, camera, size=8):
+    out = torch.empty(1, 1, 3, size, size)
+    place_images([to_chw(image, camera)[None]], [camera], out, [0], Checks(CPU))
+    return out[0, 0]
+
+
+@pytest.mark.parametrize("form", ["hwc", "chw", "float", "torch", "pil", "view", "read_only"])
 def test_every_form_of_an_image_gives_the_same(form):
     pixels = np.random.RandomState(0).randint(0, 256, (4, 6, 3), np.uint8)
     given = {
@@ -73,9 +80,11 @@ def test_every_form_of_an_image_gives_the_same(form):
         "float": pixels / 255,
         "torch": torch.from_numpy(pixels),
         "pil": Image.fromarray(pixels),
-        "view": pixels[:, ::-1][:, ::-1],
+        "view": np.ascontiguousarray(pixels[:, ::-1])[:, ::-1],
+        "read_only": np.frombuffer(pixels.tobytes(), np.uint8).reshape(pixels.shape),
     }[form]
-    torch.testing.assert_close(to_chw(given, "c"), torch.from_numpy(pixels).permute(2, 0, 1).float() / 255)
+    got = placed(given, "c", 6)  # as wide as the pixels, so that black is added and nothing is resized
+    torch.testing.assert_close(got[:, 1:5] / 2 + 0.5, torch.from_numpy(pixels).permute(2, 0, 1).float() / 255)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +109,7 @@ def test_every_form_of_an_image_gives_the_same(form):
 )
 def test_an_unusable_image_is_refused_with_its_camera(image, message):
     with pytest.raises(InputError, match=message) as caught:
-        to_chw(image, "wrist")
+        placed(image, "wrist")
     assert "wrist" in str(caught.value)
 
 
@@ -231,11 +240,10 @@ def test_a_processor_file_that_cannot_be_honoured_is_refused(tmp_path, steps):
         ProcessorFile.load(write_processor(tmp_path / "p.json", steps))
 
 
-def test_a_copy_to_the_host_is_waited_for():
-    class OnDevice:
-        device = torch.device("cuda")
-
-        def to(self, device, non_blocking=False):
-            return device, non_blocking
-
-    assert upload(OnDevice(), CPU) == (CPU, False)
+def test_images_go_to_their_places_and_the_others_are_blank():
+    images = [torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(size)) for size in (8, 8, 4)]
+    out = torch.full((5, 2, 3, 8, 8), 9.0)
+    place_images(images, ["a", "b", "c"], out, [0, 3, 4], Checks(CPU))
+    for place, image in zip((0, 3, 4), images, strict=True):
+        assert torch.equal(out[place], preprocess(image, 8))
+    assert (out[1:3] == -1).all()

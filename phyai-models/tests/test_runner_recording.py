@@ -87,14 +87,14 @@ def test_memory_that_runs_out_while_recording_is_said_and_earlier_recordings_mak
     directory = random_checkpoint(tmp_path, "pi05")
     small, large = (LerobotBatch(random_batch(directory, batch=1, tokens=tokens)) for tokens in (3, 7))
     with engine(directory, catalog=catalog, runtime=RuntimeConfig("static", prompt_buckets=(4, 8))) as running:
-        want, runner, compute = running.step(small).actions, running.model.runner, Program.compute
+        want, runner, compute = running.step(small).actions, running.model.runner, Program.compute_rest
         made = []
 
         def fails(self):
             made.append(weakref.ref(self))
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
-        monkeypatch.setattr(Program, "compute", fails)
+        monkeypatch.setattr(Program, "compute_rest", fails)
         with pytest.raises(
             DeviceMemoryError,
             match=r"a recording for batch 1, 2 cameras, 8 prompt tokens, 4 steps needs \S+ GB .*max_graphs",
@@ -104,7 +104,7 @@ def test_memory_that_runs_out_while_recording_is_said_and_earlier_recordings_mak
         assert (memory.recordings, memory.cache) == (0, 0)
         assert error.value.__traceback__ is not None
         assert made[-1]() is None, "nor does the error hold what was made"
-        monkeypatch.setattr(Program, "compute", compute)
+        monkeypatch.setattr(Program, "compute_rest", compute)
         assert torch.equal(running.step(small).actions, want)
 
 
@@ -157,7 +157,7 @@ def test_memory_that_runs_out_while_all_buckets_are_recorded_leaves_no_model(tmp
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
     monkeypatch.setattr(PiModel, "load", noted)
-    monkeypatch.setattr(Program, "compute", fails)
+    monkeypatch.setattr(Program, "compute_rest", fails)
     runtime = RuntimeConfig("static", prompt_buckets=(4, 8), new_graphs=False)
     with pytest.raises(DeviceMemoryError, match="a recording for batch 1, 2 cameras, 4 prompt tokens") as error:
         engine(directory, catalog=catalog, runtime=runtime)

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from phyai.composite import decomposition, is_decomposition
+from phyai.composite import decomposition, innermost, is_decomposition
 from phyai.environment import CORE_LIBRARIES, Library, merge_libraries
 from phyai.errors import DeclarationError
 from phyai.facts import CORE_FACTS, FactSpec, Vocabulary
+from phyai.install import install
 from phyai.kernel import Kernel
 from phyai.op import Op
 from phyai.plugins.observers import Observers
@@ -175,8 +176,8 @@ class Catalog:
             listed = ", ".join(f"{status.name} ({status.state.value})" for status in found)
             return f"no backend that is installed can be used: {listed}; `phyai backends` says why, and what to do"
         return (
-            "no backend is installed: pip install phyai-backend-reference (torch's kernels, for every device); for "
-            "NVIDIA GPUs also phyai-backend-cuda, phyai-backend-flashinfer, phyai-backend-humming"
+            f"no backend is installed: {install('phyai-backend-reference')} for torch's kernels on every device, and "
+            "on NVIDIA GPUs also phyai-backend-cuda, phyai-backend-flashinfer, phyai-backend-humming"
         )
 
     def vocabulary_of(self, op: str) -> Vocabulary:
@@ -192,7 +193,7 @@ class Catalog:
         for model in self.models:
             if model.name == name:
                 return model
-        here = ", ".join(model.name for model in self.models) or "none (pip install phyai-models: pi05, pi0)"
+        here = ", ".join(model.name for model in self.models) or f"none; {install('phyai-models')} for pi05 and pi0"
         broken = "".join(
             f"; {status}: {status.reason}"
             for status in self.plugins
@@ -208,13 +209,10 @@ class Catalog:
 
 
 def op_vocabulary(op: Op) -> Vocabulary:
-    """The facts of one op's calls: the core's, the op's, and its parts' ``parts.<name>.quant.*``."""
-    parts = [
-        attrs.evolve(spec, name=f"parts.{part.name}.{spec.name}")
-        for part in op.parts
-        for spec in CORE_FACTS
-        if spec.name.startswith("quant.")
-    ]
+    """The facts of one op's calls: the core's, the op's, and its parts' ``parts.<name>.quant.*``; of a part that is
+    composite itself, its parts' (``parts.<name>.parts.<inner>.quant.*``)."""
+    own = [spec for spec in CORE_FACTS if spec.name.startswith("quant.")]
+    parts = [attrs.evolve(spec, name=f"{head}{spec.name}") for head, _ in innermost(op.parts) for spec in own]
     return Vocabulary((*CORE_FACTS, *op.fact_specs(), *parts))
 
 

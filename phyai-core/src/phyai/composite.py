@@ -8,7 +8,7 @@ band among the kernels that they resolve to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -78,8 +78,9 @@ def part_facts(op: Op, part: Part, part_op: Op, facts: Mapping[str, FactValue]) 
     """The facts of one part's call, from those of the composite's call.
 
     The part keeps the composite's role, phase, model, device and libraries; its layer is
-    ``<layer>.<part>``; its ``quant.*`` are the composite's ``parts.<part>.quant.*``. A dimension that
-    follows from one that is not known yet is left out.
+    ``<layer>.<part>`` (see :attr:`phyai.op.Part.layer`); its ``quant.*``, and what begins with ``parts.``, are the
+    composite's ``parts.<part>.quant.*`` and ``parts.<part>.parts.*``. A dimension or attribute that
+    follows from a dimension that is not known yet is left out.
     """
     dims = {name[6:]: value for name, value in facts.items() if name.startswith("shape.") and isinstance(value, int)}
     dtypes = {name[6:]: str(value) for name, value in facts.items() if name.startswith("dtype.")}
@@ -87,13 +88,14 @@ def part_facts(op: Op, part: Part, part_op: Op, facts: Mapping[str, FactValue]) 
     head = f"parts.{part.name}."
     extra |= {name[len(head) :]: value for name, value in facts.items() if name.startswith(head)}
     if "layer" in facts:
-        extra["layer"] = f"{facts['layer']}.{part.name}"
+        behind = part.name if part.layer is None else part.layer
+        extra["layer"] = f"{facts['layer']}.{behind}" if behind else facts["layer"]
     part_dtypes = _part_dtypes(op, part, part_op, dtypes)
     return call_facts(
         part_op,
         dims=_part_dims(part, part_op, dims),
         dtypes=part_dtypes,
-        attrs={name: _part_attr(op, value, facts) for name, value in part.attrs.items()},
+        attrs=_part_attrs(op, part, facts, dims),
         present=[t.name for t in part_op.tensors if t.optional and t.name in part_dtypes],
         extra=extra,
     )
@@ -105,7 +107,7 @@ def _part_dims(part: Part, part_op: Op, dims: Mapping[str, int]) -> dict[str, in
         source = part.dims.get(dim.name, dim.name)
         try:
             found[dim.name] = dims[source] if isinstance(source, str) else source(dims)
-        except KeyError:  # follows from a dimension that this call has not said
+        except KeyError:  # it follows from one that this call has not said
             continue
     return found
 
@@ -126,9 +128,75 @@ def _part_dtypes(op: Op, part: Part, part_op: Op, dtypes: Mapping[str, str]) -> 
     return found
 
 
-def _part_attr(op: Op, value: Any, facts: Mapping[str, FactValue]) -> Any:
-    """The composite's attribute of that name (None when it yields no fact), else the constant."""
-    return facts.get(f"attrs.{value}") if any(value == a.name for a in op.attributes) else value
+def _part_attrs(op: Op, part: Part, facts: Mapping[str, FactValue], dims: Mapping[str, int]) -> dict[str, Any]:
+    """The composite's attributes of that name (None where one yields no fact), what follows from its dimensions, or
+    else constants."""
+    own = {attribute.name for attribute in op.attributes}
+    found: dict[str, Any] = {}
+    for name, value in part.attrs.items():
+        if not callable(value):
+            found[name] = facts.get(f"attrs.{value}") if value in own else value
+            continue
+        try:
+            found[name] = value(dims)
+        except KeyError:  # as for dimensions
+            continue
+    return found
+
+
+def readers(op: Op, weight: str) -> tuple[Part, ...]:
+    """The part of a composite op that reads one of its weights, then the part of that which does, and so on inward.
+
+    >>> from phyai.ops.gated_mlp_gated_residual import OP
+    >>> [part.name for part in readers(OP, "down")], readers(OP, "x")
+    (['gated_mlp', 'down'], ())
+    """
+    found: list[Part] = []
+    parts = op.parts
+    while part := next((part for part in parts if weight in part.weights.values()), None):
+        found.append(part)
+        weight = next(name for name, source in part.weights.items() if source == weight)
+        parts = part.parts
+    return tuple(found)
+
+
+def form_of(op: Op, weight: str) -> str:
+    """What stands before ``quant.`` in the facts of a weight's form; nothing where it is read by the op itself.
+
+    >>> from phyai.ops.gated_mlp_gated_residual import OP
+    >>> form_of(OP, "down")
+    'parts.gated_mlp.parts.down.'
+    """
+    return "".join(f"parts.{part.name}." for part in readers(op, weight))
+
+
+def innermost(parts: Iterable[Part]) -> Iterator[tuple[str, Part]]:
+    """The parts that are no composites themselves, each with what its facts begin with among the whole's, and with its
+    weights by the whole's names."""
+    for part in parts:
+        if not part.parts:
+            yield f"parts.{part.name}.", part
+        for head, inner in innermost(part.parts):
+            named = {name: part.weights[source] for name, source in inner.weights.items() if source in part.weights}
+            yield f"parts.{part.name}.{head}", attrs.evolve(inner, weights=named)
+
+
+def depth(parts: Iterable[Part]) -> int:
+    """How far composites lie inside each other: 0 without parts."""
+    return max((1 + depth(part.parts) for part in parts), default=0)
+
+
+def leaves(decisions: Mapping[str, Decision]) -> dict[str, Kernel]:
+    """The kernels that parts resolve to, by part; of a part that is a chain itself, those of its parts in its place."""
+    found: dict[str, Kernel] = {}
+    for name, decision in decisions.items():
+        if decision.kernel is None:
+            continue
+        if is_decomposition(decision.kernel):
+            found |= {f"{name}.{inner}": kernel for inner, kernel in leaves(decision.parts).items()}
+        else:
+            found[name] = decision.kernel
+    return found
 
 
 def part_weights(part: Part, weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says first; the name of its class where it has no words, as Python's own when memory ran out.
+
+    >>> first_line(ValueError("not this\\n  but that")), first_line(MemoryError())
+    ('not this', 'MemoryError')
+    """
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 class PhyAIError(Exception):
     """Base class of every error that PhyAI raises on purpose."""
 

@@ -50,7 +50,8 @@ class Numerics:
     """What a kernel promises about its numbers.
 
     ``reproducible``: the same call gives the same bits every time. ``batch_invariant``: a row's
-    result does not depend on the other rows of the call. ``accumulation``: the accumulator's type.
+    result does not depend on the other rows of the call. ``accumulation``: the accumulator's type;
+    ``output`` where sums over parts of K are rounded to the output's type before they are added to each other.
     """
 
     reproducible: bool
@@ -64,9 +65,9 @@ class Prepared:
 
     ``run(*tensors, out=None, state=None)`` takes the op's input tensors in signature order (None for
     an optional one that is absent) and returns its outputs (one tensor, or a tuple). ``out`` is a
-    preallocated output (or tuple), ``state`` what ``plan`` returned. ``plan(metadata) -> state`` is
-    called once per step and its state is shared by every site with the same ``plan_key``.
-    ``refresh(weights)`` takes new weights of the same shapes in place, so that captured graphs stay
+    preallocated output (or tuple), of any strides with which its elements do not share memory; ``state`` what ``plan``
+    returned. ``plan(metadata) -> state`` is called once per step and its state is shared by every site with the same
+    ``plan_key``. ``refresh(weights)`` takes new weights of the same shapes in place, so that captured graphs stay
     valid. A field that is None means that the kernel does not offer it.
     """
 

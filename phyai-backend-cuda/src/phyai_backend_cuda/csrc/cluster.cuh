@@ -151,6 +151,19 @@ __device__ __forceinline__ u32 load_constant(const u32* p) {
     return v;
 }
 
+// The same through L1, of floats.
+__device__ __forceinline__ float load_constant(const float* p) {
+    float v;
+    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(p));
+    return v;
+}
+// What the kernel in front wrote: past L1, and not before what comes before it.
+__device__ __forceinline__ u32 load_written(const void* p) {
+    u32 v;
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
 // ---- wgmma, as in hopper.cuh. mma<N8>: d[64 × 8·N8] += A[64 × 16] · B[8·N8 × 16]ᵀ, both in shared memory, K-major;
 // mma_regs<N8>: A in registers; mma_regs_mn: A in registers, B [16 × 64] with its 64 columns contiguous.
 #define MMA_N(n8, n, regs, d, ia, ib, ic, id, ie)                                                                     \

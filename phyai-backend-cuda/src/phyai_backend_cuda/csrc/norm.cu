@@ -1,6 +1,6 @@
 // y = x / rms(x) · (offset + weight), or · (1 + scale) + shift of a condition: a block per row, in launches that overlap.
 // DIM: elements of a row, a multiple of 8 up to 8192. ADD: residual += x first, and y is of that. ADAPTIVE: scale,
-// shift and gate of a condition instead of a weight.
+// shift and gate of a condition instead of a weight. LATE: the launch behind may begin once that in front has ended.
 #include "cluster.cuh"
 
 constexpr int UNITS = DIM / 8, THREADS = (UNITS + 31) / 32 * 32;
@@ -33,13 +33,14 @@ __device__ __forceinline__ const uint4* unit(const elem* row, int u) { return re
 
 extern "C" __global__ void __launch_bounds__(THREADS) rms_norm(const __grid_constant__ Params p) {
     __shared__ float sums[32];
-    launch_next();
+    if (!LATE) launch_next();
     const int u = threadIdx.x, row = blockIdx.x, condition = ADAPTIVE ? row / p.rows : 0;
     const bool here = u < UNITS;
     const uint4 zeros = make_uint4(0, 0, 0, 0);
     uint4 weight = zeros;
     if (!ADAPTIVE && p.weight && here) weight = __ldg(unit(p.weight, u));  // does not depend on the kernel in front
     wait_previous();
+    if (LATE) launch_next();
     Eight x, scale, shift;
     x.load(here ? __ldcg(unit(p.x + row * p.x_row, u)) : zeros);
     if (ADD) {

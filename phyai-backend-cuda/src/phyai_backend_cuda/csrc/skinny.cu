@@ -7,19 +7,18 @@
 // The blocks of a cluster share K. Each pushes its partial sums to the block that finishes those rows of x, which adds
 // them up in the order of the blocks. So nothing spins on global memory, nothing depends on the order of arrival, and a
 // row's result does not depend on the other rows.
-#include "skinny.cuh"
+#include "skinny_epilogues.cuh"
 #include "skinny_weights.cuh"
 
-// M8, ACTIVATION: see skinny.cuh. CHUNKS: chunks of 64 of K of a block; K is SPLITS times as much. SPLITS: blocks of a
-// cluster. BITS, GROUP, CENTRED: of a weight, see skinny_weights.cuh.
+// M8, ACTIVATION: see skinny.cuh; EPILOGUE and what belongs to it: skinny_epilogues.cuh. CHUNKS: chunks of 64 of K of a
+// block; K is SPLITS times as much. SPLITS: blocks of a cluster. BITS, GROUP, CENTRED: of a weight, see
+// skinny_weights.cuh.
 // RING: chunks of 16-bit W in shared memory. HELD: chunks of W in registers as wgmma takes them. XRING: chunks of x in
 // shared memory. Where chunks are refilled, while two others are multiplied, a ring has at least three.
-constexpr bool EXCHANGE = SPLITS > 1 || GATED;
+constexpr bool EXCHANGE = SPLITS > 1 || TWO;
 constexpr int WCHUNK = 512 * BITS;  // bytes of 64 of K
 constexpr int SLOTS = BITS == 16 ? RING : 0;
 constexpr bool XREFILL = XRING < CHUNKS, WREFILL = BITS == 16 && RING + HELD < CHUNKS, REFILL = XREFILL || WREFILL;
-constexpr int SHARE = (M8 + SPLITS - 1) / SPLITS;      // eights of rows of x that a block finishes
-constexpr int TURNS = GATED ? (SHARE + 1) / 2 : SHARE;  // with gates two warps each take every second of them
 constexpr int OUT = GATED ? 32 : 64;                   // outputs of a block
 static_assert(HELD <= CHUNKS && XRING <= CHUNKS && (!WREFILL || RING >= 3) && (!XREFILL || XRING >= 3), "");
 static_assert(BITS < 16 || HELD < 2 || RING > 1, "");
@@ -34,11 +33,17 @@ struct Block {
     __device__ u32 x_slot(int c) const { return x + (c % XRING) * XCHUNK; }
     // Row of W that is row r of this block's: with gates 32 of gate, then 32 of up. Rows beyond the last are the last.
     __device__ int row(int r) const {
-        return GATED ? (r >> 5) * (p.n / 2) + tile * 32 + (r & 31) : min(tile * 64 + r, p.n - 1);
+        return TWO ? sixteenth(r >> 4) * 16 + (r & 15) : min(tile * 64 + r, p.n - 1);
     }
-    // Which 16 rows of a packed weight, which is in tiles of 64, are those of `warp`.
+    // Which 16 rows of W, or of a packed weight, which is in tiles of 64, are those of `warp`. Those of warps 0 and 2, and
+    // of 1 and 3, meet.
     __device__ int sixteenth(int warp) const {
+#if EPILOGUE == 2
+        const Sixteens at(tile * 2 + (warp & 1), p.n);
+        return at.head * (HEAD_DIM / 16) + at.begin(warp >> 1) / 16;
+#else
         return GATED ? (warp >> 1) * (p.n / 32) + tile * 2 + (warp & 1) : tile * 4 + warp;
+#endif
     }
     __device__ void load_w(int c) const {
 #pragma unroll
@@ -64,6 +69,13 @@ __device__ __forceinline__ void sum_parts(float (&v)[4], u32 from) {
         sum.x += part.x; sum.y += part.y; sum.z += part.z; sum.w += part.w;
     }
     v[0] = sum.x; v[1] = sum.y; v[2] = sum.z; v[3] = sum.w;
+}
+
+// Four elements as a thread has them after a product, where its columns begin: two, and two eight further on.
+__device__ __forceinline__ void store(elem* to, const float (&v)[4], bool low, bool high) {
+    const u32 first = transposed(pack_elem(v[0], v[1])), second = transposed(pack_elem(v[2], v[3]));
+    if (low) *reinterpret_cast<u32*>(to) = first;
+    if (high) *reinterpret_cast<u32*>(to + 8) = second;
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) skinny(const __grid_constant__ Params p) {
@@ -141,16 +153,37 @@ extern "C" __global__ void __launch_bounds__(128, 2) skinny(const __grid_constan
 
     // ---- everything else
     wait_previous();
+    [[maybe_unused]] const int column = tile * OUT + (GATED ? warp & 1 : warp) * 16 + 2 * q;
+    [[maybe_unused]] const int columns = GATED ? p.n / 2 : p.n;
+#if EPILOGUE == 2
+    Heads heads(tile * 2 + (warp & 1), p.n);
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i)
+        if (EARLY) heads.find(p, i, (split * SHARE + eight_of(i, warp)) * 8, lane);
+#endif
 #pragma unroll
     for (int c = 0; c < XRING; ++c) {
         x_rows.load(p, c, c);
         copy_commit();
     }
-    float bias[2] = {0.0f, 0.0f};
+    float bias[2] = {0.0f, 0.0f}, bias_two[2] = {0.0f, 0.0f};
     if (!GATED && p.bias) {
-        bias[0] = float(p.bias[rows[0]]);
-        bias[1] = float(p.bias[rows[1]]);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            bias[h] = float(p.bias[SPLIT_HEADS ? b.row((warp & 1) * 16 + g + 8 * h) : rows[h]]);
+            if (SPLIT_HEADS) bias_two[h] = float(p.bias[b.row((warp & 1) * 16 + 32 + g + 8 * h)]);
+        }
     }
+#if EPILOGUE == 1
+    Branch branch;
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i)
+        if (EARLY) branch.load(p, i, (split * SHARE + i) * 8 + g, column);
+#elif EPILOGUE == 2
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i)
+        if (EARLY) heads.load(p, i, lane);
+#endif
     u32 a[2][16];
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
@@ -197,36 +230,50 @@ extern "C" __global__ void __launch_bounds__(128, 2) skinny(const __grid_constan
             push4(peer(at, j / SHARE), peer(bar, j / SHARE), acc + 4 * j);
         }
         if (split * SHARE < M8) mbar_wait(bar, 0);
-    } else if (GATED) {
+    } else if (TWO) {
         __syncthreads();
 #pragma unroll
         for (int j = 0; j < M8; ++j) store_shared4(parts + (j * 128 + threadIdx.x) * 16, acc + 4 * j);
         __syncthreads();
     }
-    const int column = tile * OUT + (GATED ? warp & 1 : warp) * 16 + 2 * q, columns = GATED ? p.n / 2 : p.n;
 #pragma unroll
     for (int i = 0; i < TURNS; ++i) {
-        const int j = GATED ? 2 * i + warp / 2 : i, m = (split * SHARE + j) * 8 + g;
-        float v[4];  // rows of x 2q and 2q + 1, of outputs g, and g + 8
+        const int j = eight_of(i, warp), m = (split * SHARE + j) * 8 + g;
+        float v[4], two[4];  // rows of x 2q and 2q + 1, of outputs g, and g + 8
         if (EXCHANGE) {
-            const u32 from = parts + (min(j, SHARE - 1) * 128 + (threadIdx.x & (2 * OUT - 1))) * 16;
+            const u32 from = parts + (min(j, SHARE - 1) * 128 + (threadIdx.x & (TWO ? 63 : 127))) * 16;
             sum_parts(v, from);
-            if (GATED) {
-                float up[4];
-                sum_parts(up, from + 1024);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) v[e] = activate(v[e]) * up[e];
-            }
+            if (TWO) sum_parts(two, from + 1024);
         } else {
 #pragma unroll
             for (int e = 0; e < 4; ++e) v[e] = acc[4 * i + e];
         }
-        const u32 low = transposed(pack_elem(v[0] + bias[0], v[1] + bias[0]));
-        const u32 high = transposed(pack_elem(v[2] + bias[1], v[3] + bias[1]));
-        if (j < SHARE && m < p.m) {
-            elem* to = p.y + m * p.y_row + column;
-            if (column < columns) *reinterpret_cast<u32*>(to) = low;
-            if (column + 8 < columns) *reinterpret_cast<u32*>(to + 8) = high;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            if (GATED) {
+                v[e] = activate(v[e]) * two[e];
+            } else {
+                v[e] += bias[e / 2];
+                if (SPLIT_HEADS) two[e] += bias_two[e / 2];
+            }
         }
+        const bool here = j < SHARE && m < p.m;
+#if EPILOGUE == 2
+        if (!EARLY) {
+            heads.find(p, i, m - g, lane);
+            heads.load(p, i, lane);
+        }
+        heads.rotate(v, two, i, lane);
+        elem* to = heads.place(p, i, m) + 2 * q;
+        const bool there = here && tile * 2 + (warp & 1) < p.n / 32;
+        store(to + heads.at.begin(0), v, there, there);
+        store(to + heads.at.begin(1), two, there, there);
+#else
+#if EPILOGUE == 1
+        if (!EARLY) branch.load(p, i, m, column);
+        branch.add(v, i);
+#endif
+        store(p.y + m * p.y_row + column, v, here && column < columns, here && column + 8 < columns);
+#endif
     }
 }

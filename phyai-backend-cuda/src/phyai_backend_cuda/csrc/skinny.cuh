@@ -1,7 +1,7 @@
 // What the products of at most 64 rows share: arguments, copies of x, the activation.
 //
 // M8: rows of x, in eights. ACTIVATION: 0 y = product (+ bias); else y = act(gate rows) · up rows, 1 silu, 2 gelu,
-// 3 gelu_tanh; the gate rows are the first half of W, the up rows the second.
+// 3 gelu_tanh; the gate rows are the first half of W, the up rows the second. (Other epilogues: skinny_epilogues.cuh.)
 #pragma once
 #include "cluster.cuh"
 
@@ -15,8 +15,16 @@ struct Params {
     const float* row_scale;               // [N]; of quantized weights without groups
     const elem* bias;                     // [N]
     elem* y;
-    long long x_row, y_row;               // elements between rows
+    const elem *residual, *gate;          // [M, N]; [M / gate_rows, N]
+    const u32 *positions, *slots;         // [M], the low words of what may be wider
+    const float* cos_sin;                 // [positions, ROTARY]: cosines, then sines
+    elem *k_cache, *v_cache;              // [pages, page_size, KV_HEADS, HEAD_DIM]
+    long long x_row, y_row, residual_row, gate_row;  // elements between rows
+    long long y_head, k_page, k_slot, k_head, v_page, v_slot, v_head;  // between heads of y; pages, slots, heads
     int m, n, k;
+    int gate_rows;                        // rows of x to a row of the gate
+    int position_words;
+    u32 page_size;                        // 0 where slots of one page follow those of another
 };
 
 __device__ __forceinline__ float activate(float x) {

@@ -30,8 +30,11 @@ class Params(ctypes.Structure):
     )  # fmt: skip
 
 
-def kernel_of(facts: Facts, *, add: bool = False, adaptive: bool = False) -> Kernel:
-    defines = {"DIM": whole(facts, "shape.D"), "ADD": int(add), "ADAPTIVE": int(adaptive)}
+def kernel_of(
+    facts: Facts, params: Mapping[str, Any] | None = None, *, add: bool = False, adaptive: bool = False
+) -> Kernel:
+    late = (params or {}).get("release") == "late"
+    defines = {"DIM": whole(facts, "shape.D"), "ADD": int(add), "ADAPTIVE": int(adaptive), "LATE": int(late)}
     half = {"HALF": 1} if facts["dtype.x"] == "fp16" else {}
     return load("norm.cu", "rms_norm", {**defines, **half}, arch="sm_90a")
 
@@ -58,7 +61,7 @@ def launch(
 def prepare_rms_norm(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, add: bool = False
 ) -> Prepared:
-    kernel = kernel_of(facts, add=add)
+    kernel = kernel_of(facts, params, add=add)
     eps, offset = number(facts, "attrs.eps", 1e-6), number(facts, "attrs.offset", 0)
     weight = weights.get("weight")
     if weight is not None:
@@ -90,7 +93,7 @@ prepare_rms_norm_add = functools.partial(prepare_rms_norm, add=True)
 def prepare_ada_rms_norm(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    kernel, eps = kernel_of(facts, adaptive=True), number(facts, "attrs.eps", 1e-6)
+    kernel, eps = kernel_of(facts, params, adaptive=True), number(facts, "attrs.eps", 1e-6)
 
     def run(
         x: torch.Tensor, modulation: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None = None,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from phyai.kernel import Kernel
 from phyai.quant.formats import QuantFormat
 
-from phyai_backend_cuda.records import attention, expert, norms, quantized, skinny, triton_rows
+from phyai_backend_cuda.records import attention, expert, norms, quantized, skinny, skinny_fused, triton_rows
 
 KERNELS: tuple[Kernel, ...] = (
     *expert.KERNELS,
     *triton_rows.KERNELS,
     *attention.KERNELS,
     *skinny.KERNELS,
+    *skinny_fused.KERNELS,
     *norms.KERNELS,
     *quantized.KERNELS,
 )

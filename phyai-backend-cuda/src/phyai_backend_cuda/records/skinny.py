@@ -18,12 +18,12 @@ from phyai_backend_cuda.records.conditions import ACTIVATIONS, HOPPER, same_dtyp
 LAYOUT = "skinny"
 
 
-def _cuts(dim: str, unit: int = 64) -> dict[str, Any]:
+def cuts(dim: str, unit: int = 64) -> dict[str, Any]:
     """Inputs that fall into 1, 2, 4 or 8 equal parts of whole ``unit``s and of at most 1024."""
     return {"any_of": [{f"shape.{dim}": f"%{unit * splits},<={1024 * splits}"} for splits in (1, 2, 4, 8)]}
 
 
-def _fp8(q: str) -> dict[str, Any]:
+def fp8(q: str) -> dict[str, Any]:
     """An e4m3 weight with a scale for the tensor or for each row."""
     return {
         f"{q}.weight": "fp8_e4m3", f"{q}.granularity": ["channel", "tensor"],
@@ -31,23 +31,23 @@ def _fp8(q: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _int4(q: str, dim: str) -> dict[str, Any]:
+def int4(q: str, dim: str) -> dict[str, Any]:
     """A 4-bit weight with scales of the inputs' type for groups, or any scale for each row."""
     rows = {f"{q}.granularity": ["channel", "tensor"], f"{q}.scale_dtype": ["fp32", "bf16", "fp16"]}
     symmetric, by_groups = {f"{q}.weight": "int4", f"{q}.zero_point": None}, {f"{q}.granularity": "group"}
     centred = {f"{q}.weight": ["int4", "uint4"], f"{q}.zero_point": "int"}
     sizes = [
-        {f"{q}.group_size": [32, 64], **_cuts(dim)},
-        {f"{q}.group_size": 128, **_cuts(dim, 128)},
+        {f"{q}.group_size": [32, 64], **cuts(dim)},
+        {f"{q}.group_size": 128, **cuts(dim, 128)},
     ]  # fmt: skip
     groups = [
         {**zero, **by_groups, "dtype.x": dtype, f"{q}.scale_dtype": dtype, "all_of": [size]}
         for zero in (symmetric, centred) for dtype in ("bf16", "fp16") for size in sizes
     ]  # fmt: skip
-    return {"any_of": [{**symmetric, **rows, "all_of": [_cuts(dim)]}, *groups]}
+    return {"any_of": [{**symmetric, **rows, "all_of": [cuts(dim)]}, *groups]}
 
 
-def _weight_only(q: str) -> dict[str, Any]:
+def weight_only(q: str) -> dict[str, Any]:
     return {
         f"{q}.scheme": "*", f"{q}.activation": None, f"{q}.fields.output": None,
         **{f"{q}.{name}": [None, False] for name in ("second_scale", "g_idx", "pre_scale")},
@@ -55,18 +55,19 @@ def _weight_only(q: str) -> dict[str, Any]:
 
 
 _PLAIN = {"quant.scheme": None}
-_GEMM = {"shape.M": "<=64", "shape.N": "%8"}
+ROWS = "<=64"
+_GEMM = {"shape.M": ROWS, "shape.N": "%8"}
 _MLP = {
-    "shape.M": "<=64", "shape.I": "%64", "shape.N": "%8", "attrs.activation": ACTIVATIONS,
+    "shape.M": ROWS, "shape.I": "%64", "shape.N": "%8", "attrs.activation": ACTIVATIONS,
 }  # fmt: skip
 #: Of 16-bit weights, the products that take less time than cuBLAS's: 5.0 us for 7.5 and 6.9 for 7.4 on an H200. 2560 x
 #: 1024 and 8192 x 1024 do not (benchmarks/results/skinny.json).
-_NARROW = {Band.OPTIMIZED: match({"shape.N": 1024, "shape.K": [2048, 4096]})}
+NARROW = {Band.OPTIMIZED: match({"shape.N": 1024, "shape.K": [2048, 4096]})}
 #: Of quantized weights, sizes up to the expert's, where it takes less time than Humming's kernels whatever M is: of 50
 #: rows 4.3 to 6.3 us in int4 and 4.8 to 7.0 in fp8; Humming's take 7.7 to 10.0 and 7.7 to 11.1, and 6.2 to 8.0 and 6.7
 #: to 8.9 of a single one (benchmarks/results/skinny.json, humming_gemm.json). Larger ones were not measured.
-_SMALL = {Band.OPTIMIZED: match({"shape.N": "<=8192", "shape.K": "<=4096"})}
-_SMALL_MLP = {Band.OPTIMIZED: match({"shape.I": "<=4096", "shape.K": "<=4096", "shape.N": "<=8192"})}
+SMALL = {Band.OPTIMIZED: match({"shape.N": "<=8192", "shape.K": "<=4096"})}
+SMALL_MLP = {Band.OPTIMIZED: match({"shape.I": "<=4096", "shape.K": "<=4096", "shape.N": "<=8192"})}
 _CUT = (Param("splits", "blocks of 64 rows that share K: 1, 2, 4 or 8; the cut follows from N and K when absent"),)
 
 
@@ -80,8 +81,9 @@ def _gemm(variant: str, when: Mapping[str, Any], doc: str, layouts: Sequence[str
     )  # fmt: skip
 
 
-def _part(part: str) -> dict[str, Any]:
-    return {**_weight_only(f"parts.{part}.quant"), f"parts.{part}.quant.layout": LAYOUT}
+def packed(q: str) -> dict[str, Any]:
+    """A quantized weight in the kernels' layout, for 16-bit inputs; ``q`` is what the facts of its form begin with."""
+    return {**weight_only(q), f"{q}.layout": LAYOUT}
 
 
 def _mlp(variant: str, when: Mapping[str, Any], doc: str, layouts: Sequence[str] = ("plain", LAYOUT), *,
@@ -104,20 +106,20 @@ FORMATS: tuple[QuantFormat, ...] = (
 )  # fmt: skip
 
 KERNELS: tuple[Kernel, ...] = (
-    _gemm("16bit", {**_PLAIN, "all_of": [same_dtype(("x", "weight", "y"), ("bias",)), _cuts("K")]}, "16-bit weight",
-          ("plain",), band=Band.REFERENCE, bands=_NARROW),  # for policies and tuning to choose elsewhere
-    _gemm("fp8", {**_weight_only("quant"), **_fp8("quant"),
-                  "all_of": [same_dtype(("x", "y"), ("bias",)), _cuts("K")]}, "e4m3 weight", bands=_SMALL),
-    _gemm("int4", {**_weight_only("quant"), "all_of": [same_dtype(("x", "y"), ("bias",)), _int4("quant", "K")]},
-          "4-bit weight", bands=_SMALL),
+    _gemm("16bit", {**_PLAIN, "all_of": [same_dtype(("x", "weight", "y"), ("bias",)), cuts("K")]}, "16-bit weight",
+          ("plain",), band=Band.REFERENCE, bands=NARROW),  # for policies and tuning to choose elsewhere
+    _gemm("fp8", {**weight_only("quant"), **fp8("quant"),
+                  "all_of": [same_dtype(("x", "y"), ("bias",)), cuts("K")]}, "e4m3 weight", bands=SMALL),
+    _gemm("int4", {**weight_only("quant"), "all_of": [same_dtype(("x", "y"), ("bias",)), int4("quant", "K")]},
+          "4-bit weight", bands=SMALL),
     _mlp("16bit", {"parts.gate_up.quant.scheme": None, "parts.down.quant.scheme": None,
-                   "all_of": [same_dtype(("x", "gate_up", "down", "y")), _cuts("K"), _cuts("I")]},
+                   "all_of": [same_dtype(("x", "gate_up", "down", "y")), cuts("K"), cuts("I")]},
          "16-bit weights", ("plain",)),
-    _mlp("fp8", {**_part("gate_up"), **_part("down"),
-                 **_fp8("parts.gate_up.quant"), **_fp8("parts.down.quant"),
-                 "all_of": [same_dtype(("x", "y")), _cuts("K"), _cuts("I")]}, "e4m3 weights", bands=_SMALL_MLP),
-    _mlp("int4", {**_part("gate_up"), **_part("down"),
-                  "all_of": [same_dtype(("x", "y")), _int4("parts.gate_up.quant", "K"),
-                             _int4("parts.down.quant", "I")]},
-         "4-bit weights", bands=_SMALL_MLP),
+    _mlp("fp8", {**packed("parts.gate_up.quant"), **packed("parts.down.quant"),
+                 **fp8("parts.gate_up.quant"), **fp8("parts.down.quant"),
+                 "all_of": [same_dtype(("x", "y")), cuts("K"), cuts("I")]}, "e4m3 weights", bands=SMALL_MLP),
+    _mlp("int4", {**packed("parts.gate_up.quant"), **packed("parts.down.quant"),
+                  "all_of": [same_dtype(("x", "y")), int4("parts.gate_up.quant", "K"),
+                             int4("parts.down.quant", "I")]},
+         "4-bit weights", bands=SMALL_MLP),
 )  # fmt: skip

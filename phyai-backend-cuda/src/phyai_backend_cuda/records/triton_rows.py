@@ -34,6 +34,12 @@ def _same(names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
+def _patches() -> dict[str, Any]:
+    """All tensors but images have one 16-bit dtype, which images of that or of single precision are rounded to."""
+    same = _same(("position", "weight", "y"), ("bias",))["any_of"]
+    return {"any_of": [{**option, "dtype.x": [option["dtype.y"], "fp32"]} for option in same]}
+
+
 def _row(id: str, when: Mapping[str, Any], prepare: str, *, doc: str, rank: int = 0, params: Sequence[Param] = (),
          batch_invariant: bool = True, band: Band = Band.OPTIMIZED) -> Kernel:  # fmt: skip
     return Kernel(
@@ -69,6 +75,8 @@ KERNELS: tuple[Kernel, ...] = (
                                     **_same(("x", "weight", "k_cache", "v_cache", "q"), ("bias",))},
          "rope:prepare_qkv_rope_kv_write", batch_invariant=False, params=(OVERLAP,),
          doc="cuBLAS, then split, rotation and cache writes in one launch"),
+    _row("cuda.patch_embedding", {"all_of": [{"device.arch": "sm90"}, _patches()]}, "patches:prepare",
+         doc="patches gathered as rows, then one product that adds their positions; two launches that overlap"),
     _row("cuda.gemm.skinny", {"quant.scheme": None, "shape.M": "<=64", "shape.K": "%128",
                               **_same(("x", "weight", "y"), ("bias",))}, "gemm:prepare",
          band=Band.REFERENCE,  # no faster than cuBLAS at most shapes: for policies and tuning to choose

@@ -18,14 +18,17 @@ from phyai_backend_cuda.skinny.launch import CHUNK, MAX_ROWS, Shape, launch, sha
 
 
 class Product:
-    """One weight with its cut: launches for at most 64 rows of ``dtype``."""
+    """One weight with its cut: launches for at most 64 rows of ``dtype``.
+
+    ``epilogue``: the activation, residual or heads of its :class:`~phyai_backend_cuda.skinny.launch.Shape`.
+    """
 
     def __init__(
-        self, weight: Any, bias: torch.Tensor | None, facts: Facts, params: Mapping[str, Any],
-        activation: str | None = None,
+        self, weight: Any, bias: torch.Tensor | None, facts: Facts, params: Mapping[str, Any] | None = None,
+        **epilogue: Any,
     ) -> None:  # fmt: skip
         self.dtype = torch.float16 if facts["dtype.x"] == "fp16" else torch.bfloat16
-        self.shape = cut_of(weight, facts, params, activation)
+        self.shape = cut_of(weight, facts, params or {}, **epilogue)
         self.operands = self._operands(weight)
         self.bias = None if bias is None else aligned(bias)
 
@@ -41,14 +44,21 @@ class Product:
         for count in {min(max(1, bound), MAX_ROWS) for bound in rows or (1,)}:
             self.shape.kernel(count)
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """``[..., outputs]`` of ``x [..., K]``."""
+    def __call__(
+        self, x: torch.Tensor, out: torch.Tensor | None = None, more: Mapping[str, int] | None = None
+    ) -> torch.Tensor:
+        """``[..., outputs]`` of ``x [..., K]``; ``more`` are the arguments of the epilogue."""
         y = output(x, out, *x.shape[:-1], self.shape.outputs)
         if y.numel():
-            rows, place = readable(x.reshape(-1, self.shape.k)), placed(y, self.shape.stored)
-            launch(self.shape, rows, place, operands=self.operands, bias=self.bias)
+            place = placed(y, self.shape.stored)
+            self.launch(x, place, more)
             settle(y, place)
         return y
+
+    def launch(self, x: torch.Tensor, y: torch.Tensor, more: Mapping[str, int] | None) -> None:
+        """Into a ``y`` that the kernel can write."""
+        rows = readable(x.reshape(-1, self.shape.k))
+        launch(self.shape, rows, y, operands=self.operands, bias=self.bias, more=more)
 
     def refresh(self, weight: Any, bias: torch.Tensor | None) -> None:
         """Take new values in place."""
@@ -58,7 +68,7 @@ class Product:
             self.bias.copy_(bias)
 
 
-def cut_of(weight: Any, facts: Facts, params: Mapping[str, Any], activation: str | None) -> Shape:
+def cut_of(weight: Any, facts: Facts, params: Mapping[str, Any], **epilogue: Any) -> Shape:
     """The cut for a weight ``[N, K]``, with what ``params`` say of it.
 
     Raises:
@@ -69,7 +79,7 @@ def cut_of(weight: Any, facts: Facts, params: Mapping[str, Any], activation: str
     shape = shape_for(
         n, k, bits=quant.bits if quant else 16, group=(quant.group_size or 0) if quant else 0,
         centred=quant is not None and quant.zero_point is not None, half=facts["dtype.x"] == "fp16",
-        activation=activation, processors=whole(facts, "device.sm_count", 132),
+        processors=whole(facts, "device.sm_count", 132), **epilogue,
     )  # fmt: skip
     if shape is None:
         raise CallError(f"no cut of a weight [{n}, {k}] can be run")

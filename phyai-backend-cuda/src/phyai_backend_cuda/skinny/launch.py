@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load
+from phyai_backend_cuda.skinny.epilogues import Heads
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,14 @@ MAX_CHUNKS = 16  # of a block: their loop is unrolled
 HELD = 8  # chunks in registers, 16 of them each
 LEAST_CHUNKS = 8  # of a block that shares K: with fewer the exchange costs more than they save
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
-POINTERS = ("x", "w", "group_scale", "group_zero", "row_scale", "bias", "y")
+POINTERS = (
+    "x", "w", "group_scale", "group_zero", "row_scale", "bias", "y", "residual", "gate", "positions", "slots",
+    "cos_sin", "k_cache", "v_cache",
+)  # fmt: skip
+STRIDES = (
+    "x_row", "y_row", "residual_row", "gate_row", "y_head", "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head",
+)  # fmt: skip
+COUNTS = ("m", "n", "k", "gate_rows", "position_words", "page_size")
 
 
 class Params(ctypes.Structure):
@@ -33,8 +41,8 @@ class Params(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in POINTERS),
-        *((name, ctypes.c_longlong) for name in ("x_row", "y_row")),
-        *((name, ctypes.c_int) for name in ("m", "n", "k")),
+        *((name, ctypes.c_longlong) for name in STRIDES),
+        *((name, ctypes.c_int) for name in COUNTS),
     )  # fmt: skip
 
 
@@ -42,7 +50,8 @@ class Params(ctypes.Structure):
 class Shape:
     """How one product is cut up: blocks of 64 rows of W, K shared by ``splits`` of them; or of 128 rows, by two.
 
-    With an ``activation`` the first half of W is gate, the second up, and the outputs are act(gate) · up.
+    With an ``activation`` the first half of W is gate, the second up, and the outputs are act(gate) · up; with a
+    ``residual`` they are multiplied by a gate and added to it; as ``heads`` they are rotated and written to a cache.
     """
 
     n: int
@@ -52,6 +61,8 @@ class Shape:
     centred: bool = False  # groups have zero points
     half: bool = False
     activation: str | None = None
+    residual: bool = False
+    heads: Heads | None = None
     splits: int = 1
     block_rows: int = CHUNK
 
@@ -106,6 +117,12 @@ class Shape:
             return f"block_rows={self.block_rows} is neither {CHUNK} nor {PAIR_ROWS}"
         if self.paired and (self.splits != 2 or self.bits != 16):
             return f"{PAIR_ROWS} rows to a block need 16-bit weights and splits=2"
+        if self.paired and (self.residual or self.heads):
+            return f"{PAIR_ROWS} rows to a block have no residual and no heads"
+        if (self.activation is not None) + self.residual + (self.heads is not None) > 1:
+            return "an activation, a residual and heads exclude each other"
+        if self.heads is not None and (why := self.heads.objection()) is not None:
+            return why
         if self.splits not in SPLITS:
             return f"splits={self.splits} is none of {SPLITS}"
         if self.k % (CHUNK * self.splits):
@@ -130,7 +147,7 @@ class Shape:
         loads = self.ring * CHUNK * 128 + self.x_ring * eights * 1024
         if self.splits > 1:
             return loads + self.splits * -(-eights // self.splits) * 2048 + 16
-        return max(loads, eights * 2048 if self.activation else 0)
+        return max(loads, eights * 2048 if self.activation or self.heads else 0)
 
     def defines(self, rows: int) -> dict[str, int]:
         shared = {
@@ -143,6 +160,7 @@ class Shape:
         return shared | {
             "SPLITS": self.splits, "RING": self.ring, "HELD": self.held, "XRING": self.x_ring,
             "BITS": self.bits, "GROUP": self.group, "CENTRED": int(self.centred),
+            "EPILOGUE": 1 if self.residual else 2 if self.heads else 0, **(self.heads.defines() if self.heads else {}),
         }  # fmt: skip
 
     def kernel(self, rows: int) -> Kernel:
@@ -155,7 +173,7 @@ class Shape:
 
 def shape_for(
     n: int, k: int, *, bits: int = 16, group: int = 0, centred: bool = False, half: bool = False,
-    activation: str | None = None, processors: int = 132,
+    activation: str | None = None, residual: bool = False, heads: Heads | None = None, processors: int = 132,
 ) -> Shape | None:  # fmt: skip
     """The cut that measured fastest at shapes like this one, on an H200; None where no cut can be run.
 
@@ -172,7 +190,10 @@ def shape_for(
     >>> [(cut.block_rows, cut.splits, cut.blocks) for bits in (8, 4) if (cut := shape_for(8192, 1024, bits=bits))]
     [(64, 1, 128), (64, 1, 128)]
     """
-    any_cut = Shape(n=n, k=k, bits=bits, group=group, centred=centred, half=half, activation=activation)
+    any_cut = Shape(
+        n=n, k=k, bits=bits, group=group, centred=centred, half=half, activation=activation, residual=residual,
+        heads=heads,
+    )  # fmt: skip
     cuts = [attrs.evolve(any_cut, splits=splits) for splits in SPLITS]
     cuts = [cut for cut in cuts if cut.objection() is None]
     best = [cut for cut in cuts if cut.blocks <= processors and cut.chunks >= LEAST_CHUNKS]
@@ -185,20 +206,19 @@ def shape_for(
 
 def launch(
     shape: Shape, x: torch.Tensor, y: torch.Tensor, *, operands: Mapping[str, torch.Tensor],
-    bias: torch.Tensor | None = None, overlap: bool = True,
+    bias: torch.Tensor | None = None, more: Mapping[str, int] | None = None, overlap: bool = True,
 ) -> None:  # fmt: skip
     """Launch on the current stream.
 
     ``operands`` are the weight: ``w`` as it lies, or packed codes with ``group_scale`` (and ``group_zero``) or
     ``row_scale``. Rows of ``x [M, K]`` and ``y [M, outputs]`` have no gaps and begin at multiples of 16 bytes and of
-    ``shape.stored`` elements.
+    ``shape.stored`` elements. ``more`` are the arguments of its epilogue (see :mod:`.epilogues`).
 
     Before the kernel in front has ended only ``operands`` are read: with ``overlap`` they must have been written by
     no kernel that may still be running.
     """
-    given = {**operands, "x": x, "bias": bias, "y": y}
-    pointers = (given.get(name) for name in POINTERS)
-    arguments = Params(
-        *(None if t is None else t.data_ptr() for t in pointers), x.stride(0), y.stride(0), len(x), shape.n, shape.k
-    )
+    given = {**operands, "x": x, "y": y, **({} if bias is None else {"bias": bias})}
+    pointers = {name: tensor.data_ptr() for name, tensor in given.items()}
+    sizes = {"x_row": x.stride(0), "y_row": y.stride(0), "m": len(x), "n": shape.n, "k": shape.k}
+    arguments = Params(**pointers, **{**sizes, **(more or {})})
     shape.kernel(len(x)).launch((shape.splits, shape.tiles), 128, (arguments,), current_stream(), overlap=overlap)

@@ -17,8 +17,8 @@ from phyai_backend_cuda.skinny.gemm import Product
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    gate_up = Product(weights["gate_up"], None, facts, {}, str(facts["attrs.activation"]))
-    down = Product(weights["down"], None, facts, {})
+    gate_up = Product(weights["gate_up"], None, facts, activation=str(facts["attrs.activation"]))
+    down = Product(weights["down"], None, facts)
     for product in (gate_up, down):
         product.load(resources.rows)
     settled()

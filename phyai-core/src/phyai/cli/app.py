@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 from phyai.cli.command import Context, Exit, UsageError
 from phyai.cli.parsing import EXIT_STATUSES, parser_of
 from phyai.cli.registry import BUILT_IN, commands
-from phyai.errors import PhyAIError
+from phyai.errors import PhyAIError, first_line
 from phyai.memory import ran_out
 from phyai.plugins.hooks import Command
 from phyai.spelling import nearest
@@ -87,8 +87,7 @@ def _guarded(arguments: list[str], context: Context) -> int:
 
 def _unforeseen(context: Context, error: Exception) -> int:
     if ran_out(error):  # nobody's defect
-        said = str(error).partition("\n")[0] or type(error).__name__
-        _report(context, error, f"memory ran out: {said}")
+        _report(context, error, f"memory ran out: {first_line(error)}")
         return Exit.REFUSED
     hint = "" if context.debug else "; PHYAI_DEBUG=1 shows the traceback, which a report should contain"
     _report(context, error, f"internal error: {type(error).__name__}: {error}{hint}")

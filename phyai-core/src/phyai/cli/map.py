@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from phyai.cli.command import Context, Exit
 from phyai.errors import PhyAIError
+from phyai.install import install
 
 if TYPE_CHECKING:
     from phyai.policy import Policy
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--graph", action="store_true", help="the calls run inside a CUDA graph")
     parser.add_argument("--measured", action="store_true", help="the calls that were tuned, with their timings")
     parser.add_argument("--store", metavar="FILE", help="with --measured: this store instead of the device's own")
-    parser.add_argument("--png", metavar="FILE", help="write a picture (pip install 'phyai-core[plots]')")
+    parser.add_argument("--png", metavar="FILE", help="write a picture (with the extra phyai-core[plots])")
     parser.add_argument("--html", metavar="FILE", help="write a page")
 
 
@@ -63,7 +64,7 @@ def main(args: argparse.Namespace, context: Context) -> int:
         try:
             to_png(drawn, args.png)
         except ModuleNotFoundError as error:
-            raise PhyAIError(f"--png needs {error.name}: pip install 'phyai-core[plots]'") from None
+            raise PhyAIError(f"--png needs {error.name}: {install('phyai-core[plots]')}") from None
     if context.json:
         context.emit(drawn.to_json())
         return Exit.OK

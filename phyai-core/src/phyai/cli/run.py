@@ -8,6 +8,7 @@ import importlib
 from phyai.cli.command import Context, Exit
 from phyai.cli.parsing import parser_of
 from phyai.errors import PhyAIError
+from phyai.install import install
 from phyai.plugins.hooks import Command
 
 EXAMPLES = """
@@ -43,5 +44,5 @@ def _list(context: Context) -> int:
     else:
         context.table(("model", "what it is"), [(model.name, model.doc) for model in models])
         if not models:
-            context.say("no model is installed; pip install phyai-models")
+            context.say(f"no model is installed: {install('phyai-models')}")
     return Exit.OK

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from phyai.composite import part_facts
+from phyai.composite import form_of, part_facts, readers
 from phyai.errors import CallError, NoKernelError
 from phyai.facts import Facts
-from phyai.op import Op, Part
+from phyai.op import Op
 from phyai.predicates import Partition
 from phyai.quant.formats import PLAIN
 from phyai.quant.lowering import LayoutChoice, holds, lower
@@ -67,22 +67,18 @@ def plain_quantized(weights: Mapping[str, Any]) -> list[str]:
     return [n for n, weight in weights.items() if isinstance(weight, QuantizedWeight) and weight.layout == PLAIN]
 
 
-def _reader(op: Op, weight: str) -> Part | None:
-    """The part of a composite op that reads one of its weights."""
-    return next((part for part in op.parts if weight in part.weights.values()), None)
-
-
 def _rows_of(op: Op, weight: str) -> str:
     """The fact of a composite op that says how many rows the product with one of its weights has."""
-    part = _reader(op, weight)
-    source = part.dims.get("M") if part is not None else None
-    return f"shape.{source if isinstance(source, str) else 'M'}"
+    dim = "M"
+    for part in reversed(readers(op, weight)):
+        source = part.dims.get(dim, dim)
+        dim = source if isinstance(source, str) else "M"
+    return f"shape.{dim}"
 
 
 def _fact(op: Op, weight: str) -> str:
     """The fact of a site that says how one of its weights lies."""
-    part = _reader(op, weight)
-    return "quant.layout" if part is None else f"parts.{part.name}.quant.layout"
+    return f"{form_of(op, weight)}quant.layout"
 
 
 @attrs.define
@@ -145,9 +141,11 @@ class Layouts:
         return self._under_composite(op, static, wanted, first, rows)
 
     def _wanted(self, op: Op, static: Facts, name: str, forced: str | None) -> Wanted:
-        part = _reader(op, name)
-        call = static if part is None else part_facts(op, part, self.catalog.op(part.op), static)
-        return Wanted(name, _fact(op, name), call, forced)
+        fact, call = _fact(op, name), static
+        for part in readers(op, name):
+            inner = self.catalog.op(part.op)
+            op, call = inner, part_facts(op, part, inner, call)
+        return Wanted(name, fact, call, forced)
 
     def _key(self, static: Facts, wanted: Sequence[Wanted], rows: tuple[int, int] | None) -> Hashable:
         """What a choice depends on: the calls without their layers, and what rules and kernels ask of those."""

@@ -9,13 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import evolve
-
 from phyai.calls import checked
 from phyai.dispatch.reader import dtype_name
 from phyai.errors import CallError
 from phyai.facts import Facts
 from phyai.op import ArgSpec, Op, Tensor, bind_dims, dim_names, dim_size
+
+#: The size of a dimension that is not known: no op's ``fit`` comes to it by itself.
+_UNKNOWN = (1 << 31) - 1
 
 
 class Outputs:
@@ -33,7 +34,8 @@ class Outputs:
         """Refuse an ``out`` that the call with these inputs, whose facts these are, cannot write its results to.
 
         Raises:
-            CallError: not as many tensors as the op has outputs, or one of another shape, dtype or device.
+            CallError: not as many tensors as the op has outputs, or one of another shape, dtype or device, or one whose
+                elements share memory.
         """
         given = self._tensors(out)
         dims = {name[6:]: v for name, v in facts.items() if name.startswith("shape.") and isinstance(v, int)}
@@ -48,6 +50,8 @@ class Outputs:
             want, found = dtypes.get(tensor.name), dtype_name(place)
             if want not in (None, found):
                 raise self._error(f"out has dtype {found} for {tensor.name}, which is {want}")
+            if _overlaps(shape, _strides(place)):
+                raise self._error(f"out has strides {_strides(place)} for {tensor.name}: its elements share memory")
             where = getattr(place, "device", device)
             if device is not None and where != device:
                 raise self._error(f"out lies on {where} for {tensor.name}; the inputs lie on {device}")
@@ -70,17 +74,16 @@ class Outputs:
         raise self._error(f"out is {_kind(out)}, not {wanted} ({', '.join(t.name for t in outputs)})")
 
     def _following(self, facts: Facts, dims: Mapping[str, int]) -> tuple[dict[str, int], Mapping[str, str]]:
-        """What the op's ``fit`` says of a call: the sizes that only outputs show, where they are the same whatever they
-        were before, and dtypes."""
+        """What the op's ``fit`` says of a call: the sizes that only outputs show, where it does not leave them as they
+        were, and dtypes."""
         dtypes = {name: str(dtype) for name, dtype in facts.under("dtype").items()}
         if self._op.fit is None:
             return {}, dtypes
         unknown = {name for tensor in self._op.outputs for name in dim_names(tensor)} - set(dims)
         smallest = {d.name: max(1, d.minimum) for d in self._op.dims}
-        spec = ArgSpec("call", {**smallest, **dims}, dtypes, facts.under("attrs"), tuple(dtypes))
-        other = evolve(spec, dims={name: size + (name in unknown) for name, size in spec.dims.items()})
-        one, two = self._op.fit(spec), self._op.fit(other)
-        return {name: one.dims[name] for name in unknown if one.dims[name] == two.dims[name]}, one.dtypes
+        sizes = {**smallest, **dims, **dict.fromkeys(unknown, _UNKNOWN)}
+        fitted = self._op.fit(ArgSpec("call", sizes, dtypes, facts.under("attrs"), tuple(dtypes)))
+        return {name: fitted.dims[name] for name in unknown if fitted.dims[name] != _UNKNOWN}, fitted.dtypes
 
     def _leading(self, inputs: Sequence[Any]) -> dict[str, list[tuple[int, ...]]]:
         """The sizes that every ``...`` dimension stands for in the inputs that show it."""
@@ -102,6 +105,27 @@ class Outputs:
 
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _strides(place: Any) -> tuple[int, ...]:
+    """How far elements lie apart; none of what does not say."""
+    return tuple(place.stride()) if hasattr(place, "stride") else ()
+
+
+def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements lie in the same place, or so that they would if there were more of them.
+
+    >>> _overlaps((2, 3), (0, 1)), _overlaps((2, 3), (2, 1)), _overlaps((1, 3), (0, 1)), _overlaps((3, 2), (1, 4))
+    (True, True, False, False)
+    """
+    reach = 0
+    if 0 in shape:
+        return False
+    for stride, size in sorted(zip(strides, shape, strict=False)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def _kind(value: Any) -> str:

@@ -135,6 +135,10 @@ def guard(
     return scope["run"]  # type: ignore[no-any-return]
 
 
+#: What tells places for an output apart.
+_PLACE = ("shape", "dtype", "device", "stride()")
+
+
 def shortcut_key(inputs: Mapping[str, Any], keyed: Sequence[Tensor], *, dtypes: bool) -> Any:
     """The key under which :func:`guard` looks a call up."""
     parts = [getattr(inputs[t.name], a) for t in keyed for a in _looked_at(dtypes)]
@@ -146,10 +150,10 @@ def _looked_at(dtypes: bool) -> tuple[str, ...]:
 
 
 def _looks(op: Op, present: Sequence[Tensor]) -> str:
-    """The source of all that tells whether an ``out`` fits a call: shapes, and the dtypes and devices of outputs."""
+    """The source of all that tells whether an ``out`` fits a call: shapes, and what else tells outputs apart."""
     several = len(op.outputs) != 1
     places = [f"out[{i}]" if several else "out" for i in range(len(op.outputs))]
-    parts = [f"{t.name}.shape" for t in present] + [f"{p}.{a}" for p in places for a in ("shape", "dtype", "device")]
+    parts = [f"{t.name}.shape" for t in present] + [f"{p}.{a}" for p in places for a in _PLACE]
     return f"({', '.join((*parts, *(('type(out)', 'len(out)') if several else ())))},)"
 
 

@@ -114,8 +114,10 @@ class Site:
         Quantized ones are given in the plain layout, as when the site was bound.
 
         Raises:
-            CallError: other names or shapes than the site was bound with, or a kernel that cannot refresh.
+            CallError: other names or shapes than the site was bound with, or a kernel that cannot refresh. Nothing is
+                written then.
         """
+        self.require_refreshable()
         if set(weights) != set(self.weights):
             raise CallError(f"{self.name}: refresh takes {', '.join(self.weights)}; given: {', '.join(weights)}")
         for name, old in self.weights.items():
@@ -123,21 +125,33 @@ class Site:
             if want != got:
                 raise CallError(f"{self.name}: refresh needs {name} of shape {want}, given {got}")
         weights = self.lowering.packed(weights)
-        entries = self.memo.entries()
-        for entry in entries:
-            if entry.prepared.refresh is None:
-                raise CallError(f"{self.name}: {entry.kernel.id} cannot take new weights in place; bind the site again")
-        for entry in entries:
+        for entry in self.memo.entries():
             if entry.prepared.refresh is not None:
                 entry.prepared.refresh(weights)
         # Calls that are decided later read these; tensors keep their memory, so that nothing is held twice.
         self.weights = {name: renewed(old, weights[name]) for name, old in self.weights.items()}
 
+    def require_refreshable(self) -> None:
+        """Check that every kernel that was chosen here, also for the parts of a composite op, can take new weights in
+        place.
+
+        Raises:
+            CallError: one cannot; it is named.
+        """
+        for site in self.walk():
+            for entry in site.memo.entries() if site.weights else ():
+                if entry.prepared.refresh is None:
+                    raise CallError(
+                        f"{site.name}: {entry.kernel.id} cannot take new weights in place; "
+                        "bind the site again (make a new engine), or choose another kernel with a policy"
+                    )
+
     def chained(self, policy: Policy) -> Parts | None:
         """What ``policy`` says of the call sites of the chain that was bound, or None without one."""
         if self.chain is None:
             return None
-        return chained_parts({s.name: s.static for s in self.chain.sites}, policy, self.static.get("role"))
+        calls = {site.name: site.static for site in self.chain.sites}
+        return chained_parts(calls, self._dispatcher.catalog, policy, self.static.get("role"))
 
     def chosen(self, inputs: tuple[Any, ...]) -> Kernel:
         """The kernel that a call with these inputs runs."""
@@ -237,7 +251,7 @@ class Site:
         """Refuse an ``out`` that a call with these inputs cannot write its results to.
 
         Raises:
-            CallError: it has another number of tensors, shape, dtype or device.
+            CallError: it has another number of tensors, shape, dtype or device, or elements that share memory.
         """
         self._outputs.check(self.reader.facts(inputs), inputs, out)
 

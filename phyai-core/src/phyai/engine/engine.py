@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from types import TracebackType
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from phyai.engine.config import EngineArgs
 from phyai.engine.plugin import Host, ModelPlugin
-from phyai.errors import PhyAIError
+from phyai.errors import DeviceMemoryError, PhyAIError, first_line
+from phyai.memory import ran_out
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +45,7 @@ class Engine:
         EngineError: ``plugin_args`` are not what the model takes.
         PolicyError: the policy file was refused.
         CheckpointError: the model's checkpoint was refused.
+        DeviceMemoryError: there is too little memory for the model, or to compile its kernels ahead.
     """
 
     def __init__(
@@ -61,11 +64,27 @@ class Engine:
             )
         with self.dispatcher.telling_together():
             self.model = plugin.loader()(args.plugin_args, self.host)
-            self.dispatcher.compile_ahead()
+            self._compile_ahead()
         self._lock = threading.Lock()
         self._closed = False
         self._to_tune = self.host.dispatcher.policy.profile == "autotune"
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"phyai-{args.plugin}")
+
+    def _compile_ahead(self) -> None:
+        """Have compiled what requests would wait for; the model is let go of where memory runs out."""
+        try:
+            self.dispatcher.compile_ahead()
+        except Exception as error:
+            if not ran_out(error):
+                raise
+            traceback.clear_frames(error.__traceback__)  # they hold the model
+            self.model.close()
+            self.dispatcher.release()
+            raise DeviceMemoryError(
+                f"memory on {self.host.environment.device} ran out while the kernels of {self.args.plugin} were "
+                f"compiled ahead ({first_line(error)}); free memory, or have the model take less (the type of its "
+                "parameters, a policy that quantizes them)"
+            ) from None
 
     @property
     def dispatcher(self) -> Dispatcher:

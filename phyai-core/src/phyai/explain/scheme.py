@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from phyai.composite import form_of, innermost
 from phyai.errors import CallError
 from phyai.facts import FactValue
 from phyai.op import Op
@@ -63,10 +64,9 @@ def described(op: Op, known: Mapping[str, Any]) -> dict[str, FactValue]:
 def _readers(op: Op) -> dict[str, tuple[str, ...]]:
     """The weights that can be quantized, by what the facts of their form begin with: ``parts.<part>.`` of a composite
     op, else nothing."""
-    holding = {tensor.name for tensor in op.weights if "int8" in tensor.dtypes}
-    if not op.parts:
-        return {"": tuple(holding)}
-    return {f"parts.{part.name}.": tuple(holding & set(part.weights.values())) for part in op.parts}
+    holding = [tensor.name for tensor in op.weights if "int8" in tensor.dtypes]
+    heads = [head for head, _ in innermost(op.parts)] or [""]
+    return {head: tuple(name for name in holding if form_of(op, name) == head) for head in heads}
 
 
 def described_scheme(known: Mapping[str, Any]) -> QuantScheme | None:

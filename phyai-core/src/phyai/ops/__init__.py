@@ -1,7 +1,7 @@
 """The core's ops: one folder per op, with its ``signature`` and the ``arg_specs`` that real models call it with.
 
->>> sorted(op.name for op in CORE_OPS if op.composite)
-['gated_mlp', 'layer_norm_add', 'mlp', 'qkv_rope_kv_write']
+>>> [op.name for op in CORE_OPS if op.composite and op.parts[-1].op == "gemm"]
+['mlp', 'gated_mlp']
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from phyai.ops import (
     expert_steps,
     gated_activation,
     gated_mlp,
+    gated_mlp_gated_residual,
     gated_residual,
     gemm,
+    gemm_gated_residual,
     group_norm,
     kv_write,
     layer_norm,
     layer_norm_add,
     mlp,
     modulation,
+    patch_embedding,
     qkv_rope_kv_write,
     quantize_activation,
     rms_norm,
@@ -54,6 +57,7 @@ CORE_OPS: tuple[Op, ...] = (
     conv2d.OP,
     conv3d.OP,
     causal_conv.OP,
+    patch_embedding.OP,
     embedding.OP,
     rope.OP,
     modulation.OP,
@@ -61,6 +65,8 @@ CORE_OPS: tuple[Op, ...] = (
     quantize_activation.OP,
     mlp.OP,
     gated_mlp.OP,
+    gemm_gated_residual.OP,
+    gated_mlp_gated_residual.OP,
     qkv_rope_kv_write.OP,
     expert_steps.OP,
 )

@@ -39,6 +39,21 @@ def convolution(facts: Known) -> str | None:
     return _multiple(facts, "shape.O", "attrs.groups")
 
 
+def patch_embedding(facts: Known) -> str | None:
+    """Positions that are not those of an image's patches.
+
+    >>> patch_embedding({"shape.patches": 3, "shape.height": 28, "shape.width": 30, "shape.patch": 14})
+    '3 positions for the 4 patches of 14 x 14 in an image of 28 x 30'
+    """
+    given, height, width, patch = (_whole(facts, f"shape.{name}") for name in ("patches", "height", "width", "patch"))
+    if given is None or height is None or width is None or not patch:
+        return None
+    patches = (height // patch) * (width // patch)
+    if given == patches:
+        return None
+    return f"{given} positions for the {patches} patches of {patch} x {patch} in an image of {height} x {width}"
+
+
 def condition_rows(facts: Known) -> str | None:
     """Rows of a condition that do not divide those that they apply to: the last ones would have none.
 

@@ -41,6 +41,13 @@ def convolution(spec: ArgSpec) -> ArgSpec:
     return evolve(spec, dims=dims)
 
 
+def patch_embedding(spec: ArgSpec) -> ArgSpec:
+    """An image has one whole patch at least, and a position for each."""
+    patch = spec.dims["patch"]
+    height, width = (max(spec.dims[axis], patch) for axis in ("height", "width"))
+    return _with(spec, height=height, width=width, patches=(height // patch) * (width // patch))
+
+
 def _of_axis(spec: ArgSpec, name: str, axis: str) -> int:
     own = spec.attrs.get(f"{name}_t") if axis == "T" else None
     value = own if own is not None else spec.attrs.get(name)

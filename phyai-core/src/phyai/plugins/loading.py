@@ -108,7 +108,7 @@ def _load(offer: Offer, disabled: frozenset[str]) -> Plugin:
         return plugin.refuse(
             PluginState.WRONG_API,
             f"{offer.value} {says}; this phyai has {PLUGIN_API}",
-            "pip install -U phyai-core" if newer else f"pip install -U {offer.distribution}",
+            f"upgrade {'phyai-core' if newer else offer.distribution}",
         )
     return _collect(plugin, offer, module)
 
@@ -157,7 +157,7 @@ def _collect(plugin: Plugin, offer: Offer, module: ModuleType) -> Plugin:
 
 
 def _reinstall(offer: Offer) -> str:
-    return f"pip install --force-reinstall {offer.distribution}, or remove {offer.place}"
+    return f"install {offer.distribution} again, or remove {offer.place}"
 
 
 def _last_line(error: BaseException) -> str:

@@ -14,6 +14,7 @@ import attrs
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
+from phyai.errors import first_line
 from phyai.plugins.hooks import GROUPS
 
 
@@ -69,7 +70,7 @@ def _offers(copies: list[tuple[metadata.Distribution, str]]) -> list[Offer]:
     try:
         parser.read_string(text)
     except configparser.Error as error:
-        damage = f"its entry_points.txt cannot be read: {str(error).splitlines()[0]}"
+        damage = f"its entry_points.txt cannot be read: {first_line(error)}"
         return [Offer(name, GROUPS[0], "", name, _version(first), _place(first), damage=damage)]
     return [
         Offer(

@@ -81,6 +81,8 @@ def _part_problems(op: Op, part: Part, ops: Mapping[str, Op]) -> Iterator[str]:
     if called is None:
         yield f"it calls the unknown op {part.op!r}"
         return
+    if part.parts != called.parts:
+        yield f"its parts are not those of the op {part.op}"
     yield from _unknown("weight", part.weights, (weight.name for weight in called.weights))
     yield from _unknown("weight", part.weights.values(), (weight.name for weight in op.weights))
     yield from _unknown("attribute", part.attrs, (attribute.name for attribute in called.attributes))

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from phyai.catalog import Catalog
+from phyai.install import install
 from phyai.kernel import Kernel, Param
 from phyai.policy import _earlier
 from phyai.policy._model import Location, is_glob, kernel_matches
@@ -103,7 +104,7 @@ class Kernels:
         if replaced:
             return f"backend `{backend}` is one of the earlier system", text, f"the kernels here are `{replaced}.*`"
         near = None if backend in _earlier.DISTRIBUTIONS else did_you_mean(backend, self._backends, cutoff=0.75)
-        advice = f"pip install {distribution}"
+        advice = install(distribution)
         return f"backend `{backend}` is not installed", text, f"{advice}, or {near}" if near else advice
 
     def params(self, node: Node, patterns: tuple[str, ...], ops: frozenset[str] | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from phyai.composite import is_decomposition
+from phyai.composite import is_decomposition, leaves
 from phyai.decision import Decision
 from phyai.errors import NoKernelError
 from phyai.facts import Facts, FactValue
@@ -182,8 +182,8 @@ def holds(decision: Decision, policy: Policy) -> bool:
     if rule is None or rule.restriction is None or rule.restriction.allows(decision.kernel.id):
         return True
     allows = rule.restriction.allows
-    parts = [part.kernel for part in decision.parts.values()] if is_decomposition(decision.kernel) else []
-    return bool(parts) and all(kernel is not None and allows(kernel.id) for kernel in parts)
+    parts = leaves(decision.parts).values() if is_decomposition(decision.kernel) else ()
+    return bool(parts) and all(allows(kernel.id) for kernel in parts)
 
 
 def _runs(kernels: Mapping[int, str]) -> list[tuple[int, str]]:

@@ -6,7 +6,7 @@ import attrs
 
 from phyai.catalog import Catalog
 from phyai.decision import Decision, Rejected
-from phyai.errors import AmbiguousKernelError, NoKernelError
+from phyai.errors import AmbiguousKernelError, NoKernelError, first_line
 from phyai.kernel import Kernel
 from phyai.policy import Policy, Rule
 
@@ -37,7 +37,7 @@ def nothing_left(decision: Decision, restriction: Rule | None, catalog: Catalog)
 def in_short(error: NoKernelError, policy: Policy) -> str:
     """One line of such an error: what it says first and, where a rule restricts the call, why the kernels that it
     allows cannot run it: some of them, where they are many."""
-    line = str(error).partition("\n")[0]
+    line = first_line(error)
     decision = error.decision
     if not isinstance(decision, Decision) or decision.accepted:
         return line

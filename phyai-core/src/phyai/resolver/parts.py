@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 import attrs
 
 from phyai.catalog import Catalog
-from phyai.composite import is_decomposition, part_facts
+from phyai.composite import is_decomposition, leaves, part_facts
 from phyai.decision import Decision, Rejected, RuleRef, Stage
 from phyai.environment import Environment
 from phyai.errors import NoKernelError
@@ -34,12 +34,8 @@ class Parts:
     held: frozenset[RuleRef] = frozenset()
 
     @property
-    def kernels(self) -> dict[str, Kernel]:
-        return {name: d.kernel for name, d in self.decisions.items() if d.kernel is not None}
-
-    @property
     def kernel_ids(self) -> tuple[str, ...]:
-        return tuple(kernel.id for kernel in self.kernels.values())
+        return tuple(kernel.id for kernel in leaves(self.decisions).values())
 
     def objection(self, kernel: Kernel, aspects: Aspects) -> Verdict | None:
         """Why a kernel of the composite op is out on account of its parts, or None."""
@@ -64,38 +60,49 @@ def resolve_parts(op: Op, facts: Facts, catalog: Catalog, policy: Policy, enviro
     from phyai.resolver.decide import resolve
 
     decisions: dict[str, Decision] = {}
-    ban: tuple[str, Rule] | None = None
     problem = ""
     for part in op.parts:
         own = part_facts(op, part, catalog.op(part.op), facts)
-        for rule in _binding(policy.aspects(own)):
-            if ban is None or rule.strength > ban[1].strength:
-                ban = (part.name, rule)
         try:
             decisions[part.name] = resolve(own, catalog, policy, environment)
         except NoKernelError as error:
             if isinstance(error.decision, Decision):
                 decisions[part.name] = error.decision
             problem = problem or f"its part {part.name} ({part.op}) has no kernel: {in_short(error, policy)}"
-    return Parts(decisions, ban, problem)
+    return Parts(decisions, _strongest(_inside(op, facts, catalog, policy)), problem)
 
 
-def chained_parts(calls: Mapping[str, Facts], policy: Policy, role: object = None) -> Parts:
-    """What the rules on the call sites of a chain (their facts by name) mean for it and for fused kernels.
+def chained_parts(calls: Mapping[str, Facts], catalog: Catalog, policy: Policy, role: object = None) -> Parts:
+    """What the rules on the call sites of a chain (their facts by name), and on their parts, mean for it and for fused
+    kernels.
 
     A restriction that matches every call of the chained op's own ``role`` restricts those, so the chain keeps to it.
     """
-    ban: tuple[str, Rule] | None = None
+    bans: list[tuple[str, Rule]] = []
     held: frozenset[RuleRef] | None = None
     for name, facts in calls.items():
         aspects = policy.aspects(facts)
-        for rule in _binding(aspects):
-            if ban is None or rule.strength > ban[1].strength:
-                ban = (name, rule)
+        bans += ((name, rule) for rule in _binding(aspects))
+        inside = _inside(catalog.op(str(facts["op"])), facts, catalog, policy)
+        bans += ((f"{name}, part {part}", rule) for part, rule in inside)
         if facts.get("role") == role:
             matched = frozenset(rule.ref for rule in aspects.matched)
             held = matched if held is None else held & matched
-    return Parts(ban=ban, held=held or frozenset())
+    return Parts(ban=_strongest(bans), held=held or frozenset())
+
+
+def _inside(op: Op, facts: Facts, catalog: Catalog, policy: Policy) -> Iterator[tuple[str, Rule]]:
+    """The rules that a kernel of the whole would not be held to, each with the part on which it is, however deep."""
+    for part in op.parts:
+        part_op = catalog.op(part.op)
+        own = part_facts(op, part, part_op, facts)
+        yield from ((part.name, rule) for rule in _binding(policy.aspects(own)))
+        yield from ((f"{part.name}.{inner}", rule) for inner, rule in _inside(part_op, own, catalog, policy))
+
+
+def _strongest(bans: Iterable[tuple[str, Rule]]) -> tuple[str, Rule] | None:
+    """The first of the strongest."""
+    return max(bans, key=lambda ban: ban[1].strength, default=None)
 
 
 def _binding(aspects: Aspects) -> tuple[Rule, ...]:

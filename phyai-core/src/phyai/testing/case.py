@@ -16,6 +16,7 @@ from typing import Any
 from attrs import asdict, evolve, field, fields, frozen
 
 from phyai.calls import attributes, call_facts, fill_dtypes
+from phyai.composite import form_of
 from phyai.errors import CallError, PhyAIError
 from phyai.facts import Facts, FactValue, canonical_dtype
 from phyai.op import FLOATS, ArgSpec, Op
@@ -162,9 +163,7 @@ def quantizable(op: Op) -> dict[str, str]:
     >>> quantizable(OP)
     {'gate_up': 'parts.gate_up.', 'down': 'parts.down.'}
     """
-    readers = {weight: part.name for part in op.parts for weight in part.weights.values()}
-    found = (t.name for t in op.weights if "int8" in t.dtypes)
-    return {name: f"parts.{readers[name]}." if name in readers else "" for name in found}
+    return {t.name: form_of(op, t.name) for t in op.weights if "int8" in t.dtypes}
 
 
 def quant_facts(op: Op, scheme: QuantScheme | None, layout: str | None) -> dict[str, FactValue]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from phyai.composite import innermost
 from phyai.op import DEFAULT_TOLERANCE, Op, Tolerance
 
 if TYPE_CHECKING:
@@ -29,15 +30,21 @@ QUANTIZED_INPUT = Tolerance(4e-2, 6e-2, 2e-2)
 #: largest value of a row crosses, by a step of 32 where the largest code is 448, 1/14 of no more than the row's norm,
 #: times a large weight, 3.5 times a usual one: 0.25 of what the results of that row usually are.
 QUANTIZED_BETWEEN = Tolerance(4e-2, 6e-2, 3e-2, 0.25)
+#: Sums over parts of K that meet in the output's type (``accumulation: output``), of what the results of a row usually
+#: are: such a sum is at most some four times as large, and is rounded, as is each of four sums of two. Where they
+#: cancel each other, or the bias, the error stays: 4 * 4 half units in the last place.
+ROUNDED_SUMS: Mapping[str, float] = {"fp16": 16 * 2.0**-12, "bf16": 16 * 2.0**-9}
 
 
 def tolerance_of(
-    op: Op, name: str, dtypes: Mapping[str, str], *, through: Iterable[str] = (), quantized_input: bool = False
-) -> Tolerance:
+    op: Op, name: str, dtypes: Mapping[str, str], *, through: Iterable[str] = (), quantized_input: bool = False,
+    accumulation: str = "fp32",
+) -> Tolerance:  # fmt: skip
     """What the result ``name`` is held to.
 
     It may be computed ``through`` tensors of other dtypes (an input that is mutated first, what lies between the parts
-    of a composite op), and is not held to more than they are.
+    of a composite op), and is not held to more than they are. ``accumulation`` is the kernel's (see
+    :class:`phyai.kernel.Numerics`).
 
     A result in fp64 is held to fp64's tolerance only where every float of the call is fp64.
     """
@@ -51,8 +58,10 @@ def tolerance_of(
     for other in through:
         own = _wider(own, op.tolerance.get(dtypes[other], _EXACT))
     if quantized_input:
-        products = sum(part.op == "gemm" for part in op.parts)
+        products = sum(part.op == "gemm" for _, part in innermost(op.parts))
         own = _wider(own, QUANTIZED_BETWEEN if products > 1 else QUANTIZED_INPUT)
+    if accumulation == "output":
+        own = attrs.evolve(own, row_rms=max(own.row_rms, ROUNDED_SUMS.get(dtype, 0.0)))
     return own
 
 

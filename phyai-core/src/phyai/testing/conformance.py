@@ -12,6 +12,7 @@ from phyai.catalog import Catalog
 from phyai.composite import is_decomposition
 from phyai.environment import Environment
 from phyai.errors import PhyAIError
+from phyai.install import install
 from phyai.kernel import Kernel
 from phyai.plugins.records import PluginStatus
 from phyai.testing.case import Case
@@ -181,9 +182,9 @@ def require_tools() -> None:
     """
     from importlib.util import find_spec
 
-    for module, install in (("hypothesis", '"phyai-core[testing]"'), ("torch", "torch")):
+    for module, advice in (("hypothesis", install("phyai-core[testing]")), ("torch", "pip install torch")):
         if find_spec(module) is None:
-            raise PhyAIError(f"conformance needs {module}, which is not installed: pip install {install}")
+            raise PhyAIError(f"conformance needs {module}, which is not installed: {advice}")
 
 
 def _listed(names: Any) -> str:

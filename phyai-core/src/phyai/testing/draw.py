@@ -148,7 +148,7 @@ def drawn(subject: Subject) -> SearchStrategy[Case]:
     """Claimed calls: a base, a few of its facts changed, and the rest made to fit.
 
     Raises:
-        ModuleNotFoundError: hypothesis is not installed (``pip install "phyai-core[testing]"``).
+        ModuleNotFoundError: hypothesis is not installed (the extra ``testing``).
     """
     from hypothesis import strategies as st
 

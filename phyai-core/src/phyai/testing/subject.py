@@ -139,7 +139,10 @@ class Subject:
         coarse = scheme is not None and (scheme.input is not None or scheme.output is not None)
         through = tuple(call.inputs) if self.op.decomposes else call.mutated
         given = [name for name in through if call.case.dtypes.get(name) in FLOATS]
-        return tolerance_of(self.op, name, call.case.dtypes, through=given, quantized_input=coarse)
+        return tolerance_of(
+            self.op, name, call.case.dtypes, through=given, quantized_input=coarse,
+            accumulation=self.kernel.numerics.accumulation,
+        )  # fmt: skip
 
     @functools.cached_property
     def watched(self) -> tuple[Subject, list[str]]:

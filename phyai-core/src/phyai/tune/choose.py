@@ -18,7 +18,7 @@ from typing import cast
 import attrs
 
 from phyai.catalog import Catalog
-from phyai.composite import as_resolved, is_decomposition
+from phyai.composite import as_resolved, is_decomposition, leaves
 from phyai.decision import Decision
 from phyai.environment import Environment
 from phyai.errors import AmbiguousKernelError, NoKernelError
@@ -77,7 +77,7 @@ def untuned(facts: Facts, catalog: Catalog, policy: Policy, environment: Environ
     numerics = aspects.numerics
     asked = numerics.numerics if numerics is not None else policy.defaults.numerics
     any_numerics = asked is not None and str(asked) == "any"
-    parts = {name: part.kernel.id for name, part in decision.parts.items() if part.kernel is not None}
+    parts = {name: kernel.id for name, kernel in leaves(decision.parts).items()}
     return Untuned(tuple(kernels), any_numerics, tied, parts, params)
 
 

@@ -13,6 +13,7 @@ import attrs
 
 from phyai.calls import with_derived
 from phyai.catalog import Catalog
+from phyai.composite import depth
 from phyai.environment import Device, Environment
 from phyai.facts import Facts
 from phyai.op import Op
@@ -60,7 +61,7 @@ def tuning_layer(
 ) -> TuningLayer:
     """The rules for calls on ``environment``'s device under ``policy``. Pure.
 
-    The composite ops come last: what they are compared with depends on what was chosen for their parts.
+    Composite ops come after the ops of their parts: what they are compared with depends on what was chosen for those.
     """
     by_key: dict[str, list[Measurement]] = {}
     for measurement in measurements:
@@ -68,10 +69,10 @@ def tuning_layer(
     known = [ms for ms in by_key.values() if ms[0].op in catalog.aliases]
     layer = TuningLayer(stale={ms[0].key: "no such op is installed" for ms in by_key.values() if ms not in known})
     plain = policy.with_rules((), Layer.TUNING)
-    for composite in (False, True):
-        group = [ms for ms in known if catalog.op(ms[0].op).composite is composite]
-        if group:
-            layer = _with(layer, group, catalog, layer.onto(plain), environment)
+    depths = [depth(catalog.op(measurements[0].op).parts) for measurements in known]
+    for level in sorted(set(depths)):
+        group = [measurements for own, measurements in zip(depths, known, strict=True) if own == level]
+        layer = _with(layer, group, catalog, layer.onto(plain), environment)
     return layer
 
 

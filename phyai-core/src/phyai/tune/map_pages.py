@@ -61,7 +61,7 @@ def to_png(decision_map: DecisionMap, path: str | os.PathLike[str]) -> None:
     """Draw the map with matplotlib.
 
     Raises:
-        ModuleNotFoundError: matplotlib is not installed (``pip install "phyai-core[plots]"``).
+        ModuleNotFoundError: matplotlib is not installed (the extra ``plots``).
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import to_rgb

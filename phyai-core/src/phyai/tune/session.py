@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import attrs
 
 from phyai.catalog import Catalog
+from phyai.composite import depth
 from phyai.environment import Environment
 from phyai.errors import CallError
 from phyai.policy import Layer, Policy
@@ -88,14 +89,14 @@ def tune(
     todo = _plan(tasks, catalog, environment)
     measured: list[Measurement] = []
     known, late, stale, skipped = [], [], {}, {}
-    below, parts_chosen = plain, False
+    below, level = plain, 0
     for position, (key, task) in enumerate(todo):
         progress(position, len(todo), key)
         if catalog.op(task.op).chained:
             skipped[key] = f"{task.op} is decomposed into the model's own layers, which are not there outside the model"
             continue
-        if catalog.op(task.op).composite and not parts_chosen:  # all that are not composite have been measured
-            below, parts_chosen = tuning_layer(held, catalog, policy, environment).onto(plain), True
+        if (own := depth(catalog.op(task.op).parts)) != level:  # the ops of its parts have been measured
+            below, level = tuning_layer(held, catalog, policy, environment).onto(plain), own
         facts = task.facts(catalog, environment)
         candidates = untuned(facts, catalog, below, environment)
         if len(candidates.kernels) < 2:
@@ -175,7 +176,7 @@ def _plan(tasks: Iterable[Task], catalog: Catalog, environment: Environment) -> 
     for task in tasks:
         found.setdefault(task.key(catalog, environment).text, task)
     order: Sequence[tuple[str, Task]] = sorted(found.items(), key=lambda item: -len(item[1].sites))
-    return sorted(order, key=lambda item: catalog.op(item[1].op).composite)
+    return sorted(order, key=lambda item: depth(catalog.op(item[1].op).parts))
 
 
 def _why_nothing(candidates: Untuned) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 import torch
-from phyai.errors import PhyAIError
+from phyai.errors import PhyAIError, first_line
 
 from phyai_models.bench.plain import PlainPi
 from phyai_models.pi.inputs import Inputs
@@ -49,7 +49,7 @@ class Baseline:
         for field in attrs.fields(Inputs):
             getattr(self.buffers, field.name).copy_(getattr(inputs, field.name))
         self.run()
-        return self.actions.to("cpu", torch.float32)
+        return self.actions.to("cpu", torch.float32, copy=True)  # the next run overwrites what is on a CPU already
 
 
 @torch.no_grad()
@@ -101,8 +101,7 @@ def _compiling(limit: float | None) -> Iterator[None]:
     except Exception as error:
         if limit is None:
             raise
-        said = str(error).strip().partition("\n")[0]
-        raise BaselineError(f"torch.compile failed: {type(error).__name__}: {said}") from error
+        raise BaselineError(f"torch.compile failed: {type(error).__name__}: {first_line(error)}") from error
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
+from phyai.errors import first_line
 
 from phyai_models.bench.floor import Ceilings
 from phyai_models.bench.timing import time_device
@@ -30,7 +31,7 @@ def measure_ceilings(device: torch.device, dtypes: Iterable[str]) -> Ceilings:
         try:
             product()
         except RuntimeError as error:  # of torch or a library: this device, or this size, is not for it
-            unknown[dtype] = str(error).partition("\n")[0]
+            unknown[dtype] = first_line(error)
             continue
         timing = time_device(product, device, warmup=5 if gpu else 0, runs=10 if gpu else 3)
         flops[dtype] = 2 * size**3 / (timing.least / 1e3)

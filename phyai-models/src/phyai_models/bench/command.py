@@ -9,6 +9,7 @@ from typing import Any
 
 from phyai.cli.command import Context, Exit, UsageError
 from phyai.errors import InputError, PhyAIError
+from phyai.install import install
 
 from phyai_models.pi.config import FAMILIES
 from phyai_models.pi.options import count, seconds, steps
@@ -96,7 +97,7 @@ def main(args: argparse.Namespace, context: Context) -> int:
 def _check_timeline(path: Path) -> None:
     """Refuse before anything is timed what could not be drawn afterwards."""
     if find_spec("matplotlib") is None:
-        raise PhyAIError("a timeline needs matplotlib: pip install 'phyai-models[demo]'")
+        raise PhyAIError(f"a timeline needs matplotlib: {install('phyai-models[demo]')}")
     if path.suffix.lower() != ".png" or path.is_dir():
         raise InputError(f"--timeline {path} cannot be written: give a file whose name ends in .png")
     if not path.parent.is_dir():

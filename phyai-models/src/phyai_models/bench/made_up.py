@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from phyai_models.pi.config import PiConfig
-from phyai_models.pi.inputs import NOISE, STATE, TOKEN_MASK, TOKENS, Inputs
+from phyai_models.pi.config import STATE, PiConfig
+from phyai_models.pi.inputs import NOISE, TOKEN_MASK, TOKENS, Inputs
 from phyai_models.pi.requests import LerobotBatch
 
 
@@ -22,10 +22,12 @@ def random_inputs(config: PiConfig, generator: torch.Generator, *, batch: int, c
     )
 
 
-def in_lerobots_names(inputs: Inputs, config: PiConfig, steps: int) -> LerobotBatch:
+def in_lerobots_names(inputs: Inputs, config: PiConfig, steps: int, *, bytes_: bool = False) -> LerobotBatch:
     """``inputs``, with all their cameras there, as a caller of :meth:`phyai.engine.Engine.step` brings them: images in
-    [0, 1] on the host, in lerobot's names."""
+    [0, 1], or with ``bytes_`` the nearest of uint8, on the host, in lerobot's names."""
     cameras = zip(config.cameras, inputs.images.unbind(1), strict=False)
     tensors = {name: (images + 1) / 2 for name, images in cameras}
+    if bytes_:
+        tensors = {name: (images * 255).round().to(torch.uint8) for name, images in tensors.items()}
     rest = {TOKENS: inputs.tokens, TOKEN_MASK: inputs.token_mask, STATE: inputs.state, NOISE: inputs.noise}
     return LerobotBatch({**tensors, **rest}, num_steps=steps)

@@ -154,9 +154,11 @@ class _Bench:
 
     def end_to_end(self, inputs: Inputs) -> dict[str, Any]:
         """What a caller of ``engine.step`` waits for: from images and tokens on the host to actions there, the same
-        while prompts change their length from request to request, and from tensors on the device to actions there."""
+        with images of uint8 and while prompts change their length from request to request, and from tensors on the
+        device to actions there."""
         shorter = self.shorter(inputs)
         both = [in_lerobots_names(each, self.config, self.steps) for each in (inputs, shorter)]
+        of_bytes = in_lerobots_names(inputs, self.config, self.steps, bytes_=True)
         on_device = DeviceBatch(
             inputs.images.to(self.device), inputs.tokens, inputs.noise.to(self.device), inputs.token_mask,
             inputs.camera_mask, inputs.state, self.steps,
@@ -164,6 +166,7 @@ class _Bench:
         asked = iter(range(1 << 30))
         results = {
             "host_to_host": self.wall_time(lambda: self.engine.step(both[0])),
+            "host_to_host_uint8": self.wall_time(lambda: self.engine.step(of_bytes)),
             "device_to_device": self.wall_time(lambda: self.engine.step(on_device)),
         }
         if self.runner.shape(shorter, self.steps) == self.runner.shape(inputs, self.steps):

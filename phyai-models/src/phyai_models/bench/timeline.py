@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import torch
 from phyai.errors import InputError
+from phyai.install import install
 
 NAME = 160  # characters of a kernel's name that are shown
 
@@ -67,7 +68,7 @@ def draw(stages: Mapping[str, Sequence[Span]], path: Path, title: str, notes: Ma
         import matplotlib.pyplot as plt
         from matplotlib.patches import Patch
     except ImportError as error:
-        raise InputError("a timeline needs matplotlib: pip install 'phyai-models[demo]'") from error
+        raise InputError(f"a timeline needs matplotlib: {install('phyai-models[demo]')}") from error
     figure, lanes = plt.subplots(len(stages), 1, figsize=(14, 1.7 * len(stages) + 0.8), squeeze=False)
     kinds = dict.fromkeys(kind_of(span.name) for spans in stages.values() for span in spans)
     colours = {kind: f"C{i}" for i, kind in enumerate(kinds)}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from phyai.composite import innermost
 from phyai.facts import Facts, whole
 from phyai.kernel import Band
 from phyai.op import Op
@@ -14,7 +15,10 @@ from phyai_models.bench.floor import Case, Work, expert
 from phyai_models.bench.tape import Call
 
 #: Ops whose weights are read whole and multiplied by every row.
-PRODUCTS = ("gemm", "mlp", "gated_mlp", "qkv_rope_kv_write", "conv2d")
+PRODUCTS = (
+    "gemm", "mlp", "gated_mlp", "qkv_rope_kv_write", "gemm_gated_residual", "gated_mlp_gated_residual", "conv2d",
+    "patch_embedding",
+)  # fmt: skip
 
 
 def work_of(call: Call, case: Case) -> Work:
@@ -43,9 +47,10 @@ def work_of(call: Call, case: Case) -> Work:
 def _product(call: Call, op: Op, facts: Facts, *, wide: bool) -> Work:
     assert call.site is not None
     work = Work()
+    given = "dtype.y" if op.name == "patch_embedding" else "dtype.x"  # images are rounded to it
     for name, prefix in _matrices(op):
         weight = call.site.weights[name]
-        dtype = _computed_in(facts, "dtype.x", f"{prefix}quant.activation", wide=wide)
+        dtype = _computed_in(facts, given, f"{prefix}quant.activation", wide=wide)
         elements = int(torch.Size(weight.shape).numel())
         work += Work({dtype: 2 * _rows(call, facts, weight) * elements}, _nbytes(weight))
     return work
@@ -55,9 +60,9 @@ def _matrices(op: Op) -> Iterator[tuple[str, str]]:
     """The weights that a product multiplies by, each with what the facts of its form begin with."""
     if not op.parts:
         yield "weight", ""
-    for part in op.parts:
-        if part.op == "gemm":
-            yield part.weights["weight"], f"parts.{part.name}."
+    for head, part in innermost(op.parts):
+        if part.op in ("gemm", "conv2d"):
+            yield part.weights["weight"], head
 
 
 def _computed_in(facts: Facts, dtype: str, quantized: str | None = None, *, wide: bool) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from phyai.cli.command import Context, Exit
 from phyai.errors import CheckpointError, PhyAIError
+from phyai.install import install
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +91,7 @@ def _photographs() -> dict[str, Any]:
         data: Any = importlib.import_module("skimage.data")
     except ImportError as error:
         raise PhyAIError(
-            "the demonstration needs scikit-image and matplotlib: pip install 'phyai-models[demo]'"
+            f"the demonstration needs scikit-image and matplotlib: {install('phyai-models[demo]')}"
         ) from error
     return {"base": data.astronaut(), "wrist": data.coffee()}
 

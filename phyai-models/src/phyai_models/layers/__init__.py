@@ -6,7 +6,6 @@ from phyai_models.layers.embedding import Embedding, PatchEmbedding
 from phyai_models.layers.linear import Linear, LinearParameters, Shard
 from phyai_models.layers.mlp import MLP, Activation, GatedMLP
 from phyai_models.layers.norm import AdaRMSNorm, LayerNorm, RMSNorm
-from phyai_models.layers.residual import GatedResidual
 from phyai_models.layers.scope import Scope
 from phyai_models.layers.stack import Stack
 from phyai_models.layers.tokens import KVCache, Tokens
@@ -17,7 +16,6 @@ __all__ = [
     "AdaRMSNorm",
     "Embedding",
     "GatedMLP",
-    "GatedResidual",
     "KVCache",
     "KeysToCache",
     "Layer",

@@ -105,15 +105,26 @@ class KeysToCache(Layer):
 
 
 class PagedAttention(Layer):
-    """Grouped-query attention of ragged tokens over a paged cache that their own keys are written to first."""
+    """Grouped-query attention of ragged tokens over a paged cache that their own keys are written to first.
+
+    With ``add`` it is called with a residual and a gate behind all else, and gives ``residual + gate * attention(x)``.
+    """
 
     def __init__(
-        self, scope: Scope, width: int, heads: int, kv_heads: int, head_dim: int, cos_sin: torch.Tensor
+        self,
+        scope: Scope,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        cos_sin: torch.Tensor,
+        *,
+        add: bool = False,
     ) -> None:
         self.scope = scope
         self.dims = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         self.qkv = KeysToCache(scope, width, heads, kv_heads, head_dim, cos_sin)
-        self.o_proj = Linear(scope.at("o_proj"), heads * head_dim, width)
+        self.o_proj = Linear(scope.at("o_proj"), heads * head_dim, width, add=add)
 
     def load(self, source: WeightSource) -> None:
         super().load(source)
@@ -123,8 +134,10 @@ class PagedAttention(Layer):
             "attention_paged", attrs=attrs, dtypes=dtypes, dims={**self.dims, **self.scope.cache}
         )
 
-    def __call__(self, x: torch.Tensor, tokens: Tokens, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, tokens: Tokens, keys: torch.Tensor, values: torch.Tensor, *onto: torch.Tensor
+    ) -> torch.Tensor:
         """``x [T, width]`` to ``[T, width]``; writes ``tokens.slots`` of the layer's ``keys`` and ``values``."""
         q = self.qkv(x, tokens, keys, values)
         o = self.attention.run(q, keys, values, state=tokens.state(self.attention, keys))
-        return self.o_proj(o.flatten(-2))
+        return self.o_proj(o.flatten(-2), *onto)

@@ -41,17 +41,19 @@ class Embedding(Layer):
     def refresh(self, source: WeightSource) -> None:
         self.site.refresh({"weight": self.read(source)})
 
-    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.site.run(ids)
+    def __call__(self, ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        y: torch.Tensor = self.site.run(ids, out=out)
         return y
 
 
 class PatchEmbedding(Layer):
-    """Images ``[N, 3, S, S]`` to patches ``[N, (S / patch)**2, width]``, with learned positions added."""
+    """Images ``[N, 3, size, size]`` in float32 to patches ``[N, (size // patch)**2, width]``, with learned positions
+    added."""
 
-    def __init__(self, scope: Scope, width: int, patch: int, patches: int) -> None:
+    def __init__(self, scope: Scope, width: int, patch: int, size: int) -> None:
         self.scope = scope
-        self.width, self.patch, self.patches = width, patch, patches
+        self.width, self.patch, self.size = width, patch, size
+        self.patches = (size // patch) ** 2
 
     def tensors(self) -> Iterator[TensorSpec]:
         source = self.scope.source
@@ -69,9 +71,10 @@ class PatchEmbedding(Layer):
 
     def load(self, source: WeightSource) -> None:
         weight, bias, self.position = self.read(source)
-        self.site = self.scope.at("patch_embedding").bind(
-            "conv2d", weights={"weight": weight, "bias": bias}, attrs={"stride": self.patch},
-            dtypes={"x": self.scope.dtype},
+        self.site = self.scope.bind(
+            "patch_embedding", weights={"weight": weight, "bias": bias},
+            dtypes={"x": torch.float32, "position": weight.dtype, "y": weight.dtype},
+            dims={"height": self.size, "width": self.size, "patches": self.patches},
         )  # fmt: skip
 
     def refresh(self, source: WeightSource) -> None:
@@ -80,6 +83,5 @@ class PatchEmbedding(Layer):
         self.position.copy_(position)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        patches: torch.Tensor = self.site.run(images)
-        # Contiguous once, here: additions keep the strides of x, so every layer would read channels-first otherwise.
-        return (patches.flatten(2).transpose(1, 2) + self.position).contiguous()
+        y: torch.Tensor = self.site.run(images, self.position)
+        return y

@@ -221,10 +221,24 @@ class _Form:
 
 
 class Matmul:
-    """The product with a matrix that is one call of ``gemm``, or several side by side."""
+    """The product with a matrix that is one call of ``gemm``, or several side by side.
 
-    def __init__(self, scope: Scope, weights: Sequence[LinearWeights]) -> None:
+    With ``add``, of a matrix that is a single one, it is called with ``x``, a residual and a gate, and is one call of
+    ``gemm_gated_residual``.
+    """
+
+    def __init__(self, scope: Scope, weights: Sequence[LinearWeights], *, add: bool = False) -> None:
         dtypes = {"x": scope.dtype, "y": scope.dtype}
+        if add:
+            (part,) = weights
+            more = dict.fromkeys(("residual", "gate"), scope.dtype)
+            self.sites = [
+                scope.bind(
+                    "gemm_gated_residual", weights=part.bound, facts=part.facts_of("gemm"), dtypes={**dtypes, **more},
+                    layouts=part.layouts(),
+                )
+            ]  # fmt: skip
+            return
         self.sites = [
             scope.bind("gemm", weights=part.bound, facts=part.facts, dtypes=dtypes, layouts=part.layouts())
             for part in weights
@@ -235,17 +249,18 @@ class Matmul:
         for site, part in zip(self.sites, weights, strict=True):
             site.refresh(part.bound)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, *onto: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if len(self.sites) == 1:
-            y: torch.Tensor = self.sites[0].run(x)
+            y: torch.Tensor = self.sites[0].run(x, *onto, out=out)
             return y
-        return torch.cat([site.run(x) for site in self.sites], dim=-1)
+        return torch.cat([site.run(x) for site in self.sites], dim=-1, out=out)
 
 
 class Linear(Layer):
     """``y = x @ weight.T + bias`` for ``x [..., in_features]``.
 
-    ``shards`` are the matrices that are fused into this one; by default it is one, named as the layer is.
+    ``shards`` are the matrices that are fused into this one; by default it is one, named as the layer is. With ``add``
+    such a one is called with ``x``, a residual and a gate, and gives ``residual + gate * y``.
     """
 
     def __init__(
@@ -256,8 +271,10 @@ class Linear(Layer):
         *,
         bias: bool = False,
         shards: Sequence[Shard] | None = None,
+        add: bool = False,
     ) -> None:
         self.scope = scope
+        self.add = add
         shards = shards or (Shard(scope.path, scope.source, out_features),)
         self.parameters = LinearParameters(scope, in_features, shards, bias=bias)
 
@@ -265,13 +282,13 @@ class Linear(Layer):
         return self.parameters.tensors()
 
     def load(self, source: WeightSource) -> None:
-        self.matmul = Matmul(self.scope, self.parameters.load(source))
+        self.matmul = Matmul(self.scope, self.parameters.load(source), add=self.add)
 
     def refresh(self, source: WeightSource) -> None:
         self.matmul.refresh(self.parameters.load_again(source))
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.matmul(x)
+    def __call__(self, x: torch.Tensor, *onto: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.matmul(x, *onto, out=out)
 
 
 def matrices(layer: Layer) -> Iterator[LinearParameters]:

@@ -73,10 +73,14 @@ def _bound(fc1: LinearWeights, fc2: LinearWeights) -> dict[str, Any]:
 
 
 class GatedMLP(Layer):
-    """``down(activation(gate(x)) * up(x))``, gate and up as one matrix."""
+    """``down(activation(gate(x)) * up(x))``, gate and up as one matrix.
 
-    def __init__(self, scope: Scope, width: int, hidden: int, activation: str) -> None:
+    With ``add`` it is called with ``x``, a residual and a gate, and gives ``residual + gate * y``.
+    """
+
+    def __init__(self, scope: Scope, width: int, hidden: int, activation: str, *, add: bool = False) -> None:
         self.scope = scope
+        self.add = add
         self.attrs = {"activation": activation}
         shards = [Shard.of(scope, name, hidden) for name in ("gate_proj", "up_proj")]
         self.gate_up = LinearParameters(scope.at("gate_up_proj"), width, shards)
@@ -99,23 +103,24 @@ class GatedMLP(Layer):
         dtypes = {"x": self.scope.dtype}
         self.fused = None
         if len(gate_up) == 1:
+            within = "gated_mlp.parts." if self.add else ""
             self.fused = self.scope.bind(
-                "gated_mlp",
+                "gated_mlp_gated_residual" if self.add else "gated_mlp",
                 weights={"gate_up": gate_up[0].weight, "down": down[0].weight},
                 attrs=self.attrs,
-                facts={**gate_up[0].facts_of("gate_up"), **down[0].facts_of("down")},
-                dtypes=dtypes,
+                facts={**gate_up[0].facts_of(f"{within}gate_up"), **down[0].facts_of(f"{within}down")},
+                dtypes={**dtypes, **dict.fromkeys(("residual", "gate") if self.add else (), self.scope.dtype)},
                 layouts={**gate_up[0].layouts("gate_up"), **down[0].layouts("down")},
             )
             return
         self.gate_up_matmul = Matmul(self.gate_up.scope, gate_up)
         dims = {"I": self.down.in_features}
         self.act = self.scope.bind("gated_activation", attrs=self.attrs, dtypes=dtypes, dims=dims)
-        self.down_matmul = Matmul(self.down.scope, down)
+        self.down_matmul = Matmul(self.down.scope, down, add=self.add)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, *onto: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor
         if self.fused is not None:
-            y = self.fused.run(x)
+            y = self.fused.run(x, *onto)
             return y
-        return self.down_matmul(self.act.run(self.gate_up_matmul(x)))
+        return self.down_matmul(self.act.run(self.gate_up_matmul(x)), *onto)

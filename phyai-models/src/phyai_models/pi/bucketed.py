@@ -35,54 +35,52 @@ class Shape:
 
 def needs(inputs: Inputs, *, drop_masked: bool) -> tuple[int, int]:
     """How many images and token slots of each request have to be computed."""
-    if not drop_masked:
-        return inputs.camera_mask.shape[1], inputs.tokens.shape[1]
-    return int(inputs.camera_mask.sum(1).max()), int(inputs.token_mask.sum(1).max())
+    cameras = cameras_needed(inputs.camera_mask, drop_masked=drop_masked)
+    return cameras, int(inputs.token_mask.sum(1).max()) if drop_masked else inputs.tokens.shape[1]
+
+
+def cameras_needed(camera_mask: torch.Tensor, *, drop_masked: bool) -> int:
+    """How many images of each request have to be computed."""
+    return int(camera_mask.sum(1).max()) if drop_masked else camera_mask.shape[1]
 
 
 @attrs.frozen(eq=False)
 class Filling:
-    """How a batch with the masks ``given`` fills a bucket; other images and tokens under the same masks fill it alike.
+    """How images or tokens under the mask ``given [B, N]`` fill a bucket; others under the same mask fill it alike.
 
-    With ``drop_masked`` the valid ones come first, in their order; positions do not change, since masked ones have
-    none. What fills up is masked: blank images, and token 0. An order of None is the order that is given.
+    Where masked ones are dropped, the valid ones come first, in their order; positions do not change, since masked
+    ones have none. What fills up is masked: blank images, and token 0. An ``order`` of None is the order that is given.
     """
 
-    given: tuple[torch.Tensor, torch.Tensor]  # camera_mask [B, C], token_mask [B, N]
-    camera_mask: torch.Tensor  # [B, cameras of the bucket]
-    token_mask: torch.Tensor  # [B, tokens of the bucket]
-    camera_order: torch.Tensor | None
-    token_order: torch.Tensor | None
+    given: torch.Tensor
+    mask: torch.Tensor  # [B, size of the bucket]
+    order: torch.Tensor | None
 
     @classmethod
-    def of(cls, inputs: Inputs, shape: Shape, *, drop_masked: bool) -> Filling:
-        """The filling of ``shape`` by ``inputs``."""
-        masks = (inputs.camera_mask, inputs.token_mask)
-        orders = [_valid_first(mask) if drop_masked else None for mask in masks]
-        ordered = [
-            _filled(mask if order is None else mask.gather(1, order), size)
-            for mask, order, size in zip(masks, orders, (shape.cameras, shape.prompt), strict=True)
-        ]
-        copied = (masks[0].clone(), masks[1].clone())  # the caller may reuse its own
-        return cls(copied, ordered[0], ordered[1], orders[0], orders[1])
+    def of(cls, mask: torch.Tensor, size: int, *, drop_masked: bool) -> Filling:
+        """The filling of a bucket of ``size``."""
+        order = _valid_first(mask) if drop_masked else None
+        ordered = mask if order is None else mask.gather(1, order)
+        copied = mask.clone()  # the caller may reuse its own
+        return cls(copied, copied if ordered.shape[1] == size and order is None else _filled(ordered, size), order)
 
-    def serves(self, inputs: Inputs) -> bool:
-        """Whether ``inputs`` come under the same masks."""
-        return torch.equal(self.given[0], inputs.camera_mask) and torch.equal(self.given[1], inputs.token_mask)
+    def serves(self, mask: torch.Tensor) -> bool:
+        """Whether ``mask`` is the same."""
+        return torch.equal(self.given, mask)
 
     def tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """``[B, N]`` in the bucket's order and number."""
-        ordered = tokens if self.token_order is None else tokens.gather(1, self.token_order)
-        return _filled(ordered, self.token_mask.shape[1])
+        ordered = tokens if self.order is None else tokens.gather(1, self.order)
+        return _filled(ordered, self.mask.shape[1])
 
     def images(self, images: torch.Tensor, out: torch.Tensor) -> None:
         """Write ``images [B, C, …]`` to ``out [B, cameras, …]``."""
         given = min(images.shape[1], out.shape[1])
-        if self.camera_order is None:
+        if self.order is None:
             out[:, :given].copy_(images[:, :given], non_blocking=True)
         else:
             for b in range(len(images)):
-                order = self.camera_order[b, :given].to(images.device)
+                order = self.order[b, :given].to(images.device)
                 out[b, :given].copy_(images[b, order], non_blocking=True)
         if given < out.shape[1]:
             out[:, given:].fill_(-1.0)
@@ -90,6 +88,8 @@ class Filling:
 
 def _filled(values: torch.Tensor, size: int) -> torch.Tensor:
     """``[B, N]`` as ``[B, size]``: cut off, or filled up with zeros."""
+    if values.shape[1] == size:
+        return values
     return torch.nn.functional.pad(values, (0, size - values.shape[1]))
 
 

@@ -12,7 +12,6 @@ import torch
 from phyai_models.layers import (
     AdaRMSNorm,
     GatedMLP,
-    GatedResidual,
     KVCache,
     Layer,
     PagedAttention,
@@ -60,11 +59,10 @@ class AdaLayer(Layer):
         width, eps = config.width, config.rms_norm_eps
         self.input_layernorm = AdaRMSNorm(scope.at("input_layernorm"), width, eps)
         self.self_attn = PagedAttention(
-            scope.at("self_attn"), width, config.num_heads, config.num_kv_heads, config.head_dim, cos_sin
+            scope.at("self_attn"), width, config.num_heads, config.num_kv_heads, config.head_dim, cos_sin, add=True
         )
         self.post_attention_layernorm = AdaRMSNorm(scope.at("post_attention_layernorm"), width, eps)
-        self.mlp = GatedMLP(scope.at("mlp"), width, config.mlp_dim, "gelu_tanh")
-        self.gated = GatedResidual(scope, width)
+        self.mlp = GatedMLP(scope.at("mlp"), width, config.mlp_dim, "gelu_tanh", add=True)
 
     def __call__(
         self,
@@ -75,9 +73,9 @@ class AdaLayer(Layer):
         values: torch.Tensor,
     ) -> torch.Tensor:
         normed, gate = self.input_layernorm(x, modulations[0])
-        x = self.gated(x, self.self_attn(normed, tokens, keys, values), gate)
+        x = self.self_attn(normed, tokens, keys, values, x, gate)
         normed, gate = self.post_attention_layernorm(x, modulations[1])
-        return self.gated(x, self.mlp(normed), gate)
+        return self.mlp(normed, x, gate)
 
 
 class AdaExpert(Layer):

@@ -14,8 +14,16 @@ from phyai.errors import DeviceMemoryError, InputError
 from phyai.quant.importers import Importer
 
 from phyai_models.pi.config import PiConfig
-from phyai_models.pi.inputs import Observation, from_lerobot
-from phyai_models.pi.loading import load_model, open_source, renew, require_forms
+from phyai_models.pi.inputs import (
+    NOISE,
+    Observation,
+    camera_images,
+    check_tokens,
+    lerobot_cameras,
+    lerobot_images,
+    lerobot_inputs,
+)
+from phyai_models.pi.loading import load_model, open_source, renew, require_forms, require_renewable
 from phyai_models.pi.model import Savings
 from phyai_models.pi.processor import Processor
 from phyai_models.pi.requests import (
@@ -28,6 +36,7 @@ from phyai_models.pi.requests import (
     a_seed,
 )
 from phyai_models.pi.runner import Runner, execution_on
+from phyai_models.processors.checks import Checks
 from phyai_models.runner import give_back
 from phyai_models.weights import Checkpoint, RandomSource, WeightSource
 
@@ -90,7 +99,7 @@ class HostedPi:
             self.config,
             runtime,
         )
-        self.processor = Processor(directory, self.config, truncate_prompt=args.truncate_prompt, device=device)
+        self.processor = Processor(directory, self.config, truncate_prompt=args.truncate_prompt)
         self._generator = torch.Generator()
         if args.seed is None:
             self._generator.seed()
@@ -122,7 +131,7 @@ class HostedPi:
         if isinstance(request, LerobotBatch):
             return self._batch(request)
         if isinstance(request, DeviceBatch):
-            return self._running.run(request.inputs(self.config), self._steps(request.num_steps))
+            return self._on_device(request)
         if isinstance(request, Observation):
             return self._observations([request])[0]
         if isinstance(request, Sequence) and request and all(isinstance(o, Observation) for o in request):
@@ -141,23 +150,41 @@ class HostedPi:
         return self.runner
 
     def _observations(self, observations: Sequence[Observation]) -> list[ActionChunk]:
-        inputs = self.processor.inputs(observations, self._noise(len(observations)))
-        _ = self.processor.action_normalizer  # a missing file is said before the work, not after
-        chunk = self._running(inputs, self._steps(None))
-        return [ActionChunk(actions) for actions in self.processor.actions(chunk, observations)]
+        runner, processor = self._running, self.processor
+        checks = Checks(runner.model.device)
+        camera_mask, given = processor.cameras(observations)
+        images = runner.images(camera_mask)
+        camera_images(given, images, checks)
+        seen = runner.look(images, camera_mask)
+        inputs = processor.inputs(observations, images, camera_mask, self._noise(len(observations)))
+        _ = processor.action_normalizer  # a missing file is said before the work, not after
+        chunk = runner(inputs, self._steps(None), seen=seen, checks=checks)
+        return [ActionChunk(actions) for actions in processor.actions(chunk, observations)]
+
+    def _on_device(self, request: DeviceBatch) -> torch.Tensor:
+        runner, inputs = self._running, request.inputs(self.config)
+        seen = runner.look(inputs.images, inputs.camera_mask)
+        check_tokens(inputs.tokens, inputs.token_mask, self.config)
+        return runner.run(inputs, self._steps(request.num_steps), seen=seen)
 
     def _batch(self, request: LerobotBatch) -> BatchResult:
-        tokens = request.tensors.get("observation.language.tokens")
-        size = tokens.shape[0] if tokens is not None and tokens.ndim else 0
-        noise = None if "noise" in request.tensors else self._noise(size)
-        inputs = from_lerobot(request.tensors, self.config, noise, self._running.model.device)
+        runner, tensors = self._running, request.tensors
+        checks, camera_mask = Checks(runner.model.device), lerobot_cameras(tensors, self.config)
+        images = runner.images(camera_mask)
+        lerobot_images(tensors, self.config, images, checks)
+        seen = None if request.trace else runner.look(images, camera_mask)
+        noise = None if NOISE in tensors else self._noise(len(images))
+        inputs = lerobot_inputs(tensors, self.config, images, camera_mask, noise)
         stages: dict[str, torch.Tensor] = {}
-        chunk = self._running(inputs, self._steps(request.num_steps), stages if request.trace else None)
-        return BatchResult(chunk[..., : self.config.action_dim].contiguous(), stages)
+        given = stages if request.trace else None
+        chunk = runner(inputs, self._steps(request.num_steps), given, seen=seen, checks=checks)
+        whole = self.config.action_dim == chunk.shape[-1]
+        return BatchResult(chunk if whole else chunk[..., : self.config.action_dim].contiguous(), stages)
 
     @torch.no_grad()
     def _renew(self, request: NewWeights) -> None:
         model = self._running.model
+        require_renewable(model)
         source = _source(request.checkpoint_dir, self.args, self._importers)
         source.require(model.tensors())
         unnoticed = attrs.evolve(self.args, progress=None)  # what is read twice counts once

@@ -6,6 +6,7 @@ lerobot's own names, whose images, state and tokens went through its preprocesso
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from phyai.errors import InputError
 
 from phyai_models.pi.config import IMAGES, STATE, PiConfig
-from phyai_models.processors.images import CPU, preprocess, to_chw, unit_range
+from phyai_models.processors.checks import Checks
+from phyai_models.processors.images import CPU, place_images, to_chw
 
 TOKENS = "observation.language.tokens"
 TOKEN_MASK = "observation.language.attention_mask"
@@ -71,6 +73,26 @@ def from_lerobot(
     Raises:
         InputError: names every entry that does not fit.
     """
+    checks, camera_mask = Checks(device), lerobot_cameras(batch, config)
+    images = blank_images(camera_mask, config, device)
+    lerobot_images(batch, config, images, checks)
+    inputs = lerobot_inputs(batch, config, images, camera_mask, noise)
+    checks.make()
+    return inputs
+
+
+def blank_images(camera_mask: torch.Tensor, config: PiConfig, device: torch.device) -> torch.Tensor:
+    """Memory for the images of :class:`Inputs`."""
+    size = config.vision.image_size
+    return torch.empty(*camera_mask.shape, 3, size, size, dtype=torch.float32, device=device)
+
+
+def lerobot_cameras(batch: Mapping[str, torch.Tensor], config: PiConfig) -> torch.Tensor:
+    """The first part of :func:`from_lerobot`: the camera mask.
+
+    Raises:
+        InputError: an entry is missing, unknown or misshapen.
+    """
     unknown = [name for name in batch if name.startswith(f"{IMAGES}.") and name not in config.cameras]
     if unknown:
         raise InputError(
@@ -80,55 +102,83 @@ def from_lerobot(
     missing = [name for name in needed if name not in batch]
     if missing:
         raise InputError(f"the batch lacks {', '.join(missing)}")
-    tokens, token_mask = batch[TOKENS].cpu(), batch[TOKEN_MASK].cpu()
+    tokens, token_mask = batch[TOKENS], batch[TOKEN_MASK]
     usable = tokens.ndim == 2 and tokens.shape[0] > 0 and tokens.dtype in (torch.int32, torch.int64)
     if not usable or token_mask.shape != tokens.shape or token_mask.dtype != torch.bool:
         raise InputError(
             f"{TOKENS} should be int64 [batch, tokens] and {TOKEN_MASK} bool of the same shape; they are "
             f"{tokens.dtype} {list(tokens.shape)} and {token_mask.dtype} {list(token_mask.shape)}"
         )
-    tokens = tokens.to(torch.int64)
-    size = tokens.shape[0]
-    check_tokens(tokens, token_mask, config)
-    present = [camera for camera in config.cameras if camera in batch]
+    present = sum(camera in batch for camera in config.cameras)
     if not present:
         raise InputError(f"no camera image is given; at least one of {', '.join(config.cameras)} is needed")
-    shape = (size, 3, config.vision.image_size, config.vision.image_size)
-    images = [_lerobot_image(batch[camera], camera, size, config, device) for camera in present]
-    images += [torch.full(shape, -1.0, device=device)] * (len(config.cameras) - len(present))
-    mask = torch.zeros(size, len(config.cameras), dtype=torch.bool)
-    mask[:, : len(present)] = True
-    state = batch.get(STATE)
+    mask = torch.ones(tokens.shape[0], len(config.cameras), dtype=torch.bool)
+    if present < len(config.cameras):
+        mask[:, present:] = False
+    return mask
+
+
+def lerobot_images(batch: Mapping[str, torch.Tensor], config: PiConfig, out: torch.Tensor, checks: Checks) -> None:
+    """The second: its images, written to ``out [B, C, 3, S, S]``, in memory that lies where the model does. ``checks``
+    makes those of their values.
+
+    Raises:
+        InputError: an image cannot be used.
+    """
+    present = [camera for camera in config.cameras if camera in batch]
+    images = [_lerobot_image(batch[camera], camera, out.shape[0]) for camera in present]
+    place_images(images, present, out.transpose(0, 1), range(len(present)), checks)
+
+
+def lerobot_inputs(
+    batch: Mapping[str, torch.Tensor],
+    config: PiConfig,
+    images: torch.Tensor,
+    camera_mask: torch.Tensor,
+    noise: torch.Tensor | None,
+) -> Inputs:
+    """The last: ``images`` and ``camera_mask``, which are there already, with everything else.
+
+    Raises:
+        InputError: tokens, state or noise cannot be used.
+    """
+    small = on_host({name: batch[name] for name in (TOKENS, TOKEN_MASK, STATE, NOISE) if name in batch})
+    tokens, token_mask, size = small[TOKENS].to(torch.int64), small[TOKEN_MASK], images.shape[0]
+    check_tokens(tokens, token_mask, config)
+    state = small.get(STATE)
     return Inputs(
-        images=torch.stack(images, dim=1),
-        camera_mask=mask,
+        images=images,
+        camera_mask=camera_mask,
         tokens=tokens,
         token_mask=token_mask,
         state=torch.zeros(size, config.max_state_dim) if state is None else _state(state, size, config),
-        noise=checked_noise(batch.get(NOISE, noise), size, config),
+        noise=checked_noise(small.get(NOISE, noise), size, config),
     )
 
 
-def _lerobot_image(
-    image: torch.Tensor, camera: str, batch: int, config: PiConfig, device: torch.device
-) -> torch.Tensor:
+def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``tensors`` on the CPU; those that lie on a GPU are waited for together."""
+    brought = {name: tensor.to(CPU, non_blocking=True) for name, tensor in tensors.items()}
+    for device in {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()
+    return brought
+
+
+def _lerobot_image(image: torch.Tensor, camera: str, batch: int) -> torch.Tensor:
     usable = image.ndim == 4 and 0 not in image.shape and 3 in (image.shape[1], image.shape[-1])
     if not usable or image.shape[0] != batch:
         raise InputError(f"{camera} has shape {list(image.shape)}; give [{batch}, 3, height, width]")
-    pixels = unit_range(image, camera, device)
-    if image.shape[1] != 3:
-        pixels = pixels.permute(0, 3, 1, 2)
-    return preprocess(pixels, config.vision.image_size)
+    return image if image.shape[1] == 3 else image.permute(0, 3, 1, 2)
 
 
 def _state(state: torch.Tensor, batch: int, config: PiConfig) -> torch.Tensor:
-    state = state.detach().cpu().to(torch.float32)
+    state = state.detach().to(torch.float32)
     known = config.state_dim < config.max_state_dim  # otherwise lerobot wrote the padded length, whatever the robot's
     lengths = (config.state_dim, config.max_state_dim) if known else range(config.max_state_dim + 1)
     if state.ndim != 2 or state.shape[0] != batch or state.shape[1] not in lengths:
         also = f" or, padded, [{batch}, {config.max_state_dim}]" if known else " or fewer numbers"
         raise InputError(f"{STATE} has shape {list(state.shape)}; give [{batch}, {config.state_dim}]{also}")
-    if not torch.isfinite(state).all():
+    if not finite(state):
         raise InputError(f"{STATE} holds NaN or infinite values")
     return torch.nn.functional.pad(state, (0, config.max_state_dim - state.shape[1]))
 
@@ -141,9 +191,18 @@ def checked_noise(noise: Any, batch: int, config: PiConfig) -> torch.Tensor:
     """
     shape = (batch, config.chunk_size, config.max_action_dim)
     values = float_tensor(noise, "noise")
-    if values.shape != shape or not torch.isfinite(values).all():
+    if values.shape != shape or not finite(values):
         raise InputError(f"noise should be finite numbers of shape {list(shape)}; it has shape {list(values.shape)}")
     return values
+
+
+def finite(values: torch.Tensor) -> bool:
+    """Whether there is neither NaN nor an infinite value in a tensor on the host.
+
+    >>> finite(torch.tensor([1.0, -2.0])), finite(torch.tensor([float("nan"), 1.0])), finite(torch.zeros(0))
+    (True, False, True)
+    """
+    return values.numel() == 0 or all(math.isfinite(bound.item()) for bound in torch.aminmax(values))
 
 
 def float_tensor(value: Any, what: str) -> torch.Tensor:
@@ -170,7 +229,7 @@ def check_tokens(tokens: torch.Tensor, mask: torch.Tensor, config: PiConfig) -> 
             f"token ids span {low}..{high}; the vocabulary has ids 0..{config.vocab_size - 1}. "
             "Is the tokenizer that of this checkpoint?"
         )
-    longest = int(mask.sum(1).max())
+    longest = int(mask.sum(1).max()) if mask.shape[1] > config.tokenizer_max_length else 0
     if longest > config.tokenizer_max_length:
         raise InputError(
             f"a prompt of {longest} tokens; this checkpoint takes {config.tokenizer_max_length} "
@@ -178,18 +237,18 @@ def check_tokens(tokens: torch.Tensor, mask: torch.Tensor, config: PiConfig) -> 
         )
 
 
-def camera_images(
-    observations: Sequence[Observation], config: PiConfig, rename: Mapping[str, str], device: torch.device = CPU
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images, on ``device``, and camera mask of a batch of observations, as :class:`Inputs` holds them.
+def cameras_seen(
+    observations: Sequence[Observation], config: PiConfig, rename: Mapping[str, str]
+) -> tuple[torch.Tensor, dict[int, tuple[str, Any]]]:
+    """The camera mask ``[B, C]`` of a batch of observations, and their images with their names by place in its flat
+    form, ascending.
 
     Raises:
-        InputError: an unknown camera, none given, or an image that cannot be used.
+        InputError: an unknown camera, one given twice, or none.
     """
-    size = config.vision.image_size
-    images = torch.full((len(observations), len(config.cameras), 3, size, size), -1.0, device=device)
     mask = torch.zeros(len(observations), len(config.cameras), dtype=torch.bool)
     by_name = {name: i for i, camera in enumerate(config.cameras) for name in (camera, camera.rpartition(".")[2])}
+    images: dict[int, tuple[str, Any]] = {}
     for b, observation in enumerate(observations):
         for name, image in observation.images.items():
             name = rename.get(name, name)
@@ -197,10 +256,23 @@ def camera_images(
                 known = ", ".join(camera.rpartition(".")[2] for camera in config.cameras)
                 raise InputError(f"unknown camera {name!r}; this checkpoint knows {known}")
             c = by_name[name]
-            if mask[b, c]:
+            place = b * len(config.cameras) + c
+            if place in images:
                 raise InputError(f"camera {config.cameras[c]} is given twice")
-            images[b, c] = preprocess(to_chw(image, name, device)[None], size)[0]
+            images[place] = name, image
             mask[b, c] = True
-        if not mask[b].any():
+        if not observation.images:
             raise InputError("an observation without any camera image; give at least one")
-    return images, mask
+    return mask, dict(sorted(images.items()))
+
+
+def camera_images(images: Mapping[int, tuple[str, Any]], out: torch.Tensor, checks: Checks) -> None:
+    """Write the images of :func:`cameras_seen` to ``out [B, C, 3, S, S]``, in memory that lies where the model does.
+    ``checks`` makes those of their values.
+
+    Raises:
+        InputError: an image that cannot be used.
+    """
+    names = [name for name, _ in images.values()]
+    pixels = [to_chw(image, name)[None] for name, image in images.values()]
+    place_images(pixels, names, out.flatten(0, 1)[:, None], list(images), checks)

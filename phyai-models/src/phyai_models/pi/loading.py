@@ -132,6 +132,17 @@ def require_forms(model: PiModel, source: WeightSource) -> None:
             matrix.require_form(source)
 
 
+def require_renewable(model: PiModel) -> None:
+    """Check, before :func:`renew` writes anything, that every kernel that the model's weights are bound to can take
+    others in place.
+
+    Raises:
+        CallError: one cannot; it is named.
+    """
+    for site in model.dispatcher.sites:
+        site.require_refreshable()
+
+
 def renew(model: PiModel, source: WeightSource) -> None:
     """Read other weights into the memory of a model's, one layer at a time.
 

@@ -143,8 +143,15 @@ class PiModel(Layer):
     # The prefix
 
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Images ``[N, 3, S, S]`` in [-1, 1] to ``[N * patches, width]`` in the vision tower's precision."""
-        return self.vision(images.to(self.precision.vision)).flatten(0, 1)
+        """Images ``[N, 3, S, S]`` in [-1, 1], float32, to ``[N * patches, width]`` in the vision tower's precision."""
+        return self.vision(images).flatten(0, 1)
+
+    def embed_images_into(self, rows: torch.Tensor, images: torch.Tensor) -> None:
+        """The same, written to ``rows [N * patches, width]`` of any dtype."""
+        if rows.dtype != self.precision.vision:
+            rows.copy_(self.embed_images(images))
+        else:
+            self.vision(images, rows.view(len(images), -1, rows.shape[-1]))
 
     def fill(self, embeddings: torch.Tensor, tokens: Tokens, cache: KVCache) -> None:
         """Write the keys and values of prefix ``embeddings [T, width]``."""

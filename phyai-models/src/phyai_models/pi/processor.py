@@ -5,14 +5,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from phyai.errors import CheckpointError, InputError
 
 from phyai_models.pi.config import ACTION, STATE, PiConfig
-from phyai_models.pi.inputs import Inputs, Observation, camera_images, check_tokens, checked_noise, float_tensor
+from phyai_models.pi.inputs import (
+    Inputs,
+    Observation,
+    cameras_seen,
+    check_tokens,
+    checked_noise,
+    finite,
+    float_tensor,
+)
 from phyai_models.processors.actions import absolute_mask, to_absolute
-from phyai_models.processors.images import CPU
 from phyai_models.processors.lerobot import POSTPROCESSOR, PREPROCESSOR, ProcessorFile
 from phyai_models.processors.normalization import Normalizer
 from phyai_models.processors.prompt import pi0_prompt, pi05_prompt
@@ -20,27 +28,38 @@ from phyai_models.processors.tokenizer import Tokenizer, load_tokenizer
 
 
 class Processor:
-    """lerobot's pre- and postprocessor for one checkpoint. The files are read when they are first needed. Images are
-    made ready on ``device``."""
+    """lerobot's pre- and postprocessor for one checkpoint. The files are read when they are first needed."""
 
-    def __init__(
-        self, directory: Path, config: PiConfig, *, truncate_prompt: bool = False, device: torch.device = CPU
-    ) -> None:
+    def __init__(self, directory: Path, config: PiConfig, *, truncate_prompt: bool = False) -> None:
         self.directory = directory
         self.config = config
-        self.device = device
         self.truncate_prompt = truncate_prompt
 
-    def inputs(self, observations: Sequence[Observation], noise: torch.Tensor) -> Inputs:
-        """A batch of observations as the model takes it; ``noise`` stands in where an observation has none.
+    def cameras(self, observations: Sequence[Observation]) -> tuple[torch.Tensor, dict[int, tuple[str, Any]]]:
+        """The camera mask of a batch of observations, and their images as
+        :func:`phyai_models.pi.inputs.camera_images` takes them.
+
+        Raises:
+            InputError: an unknown camera, one given twice, or none.
+        """
+        if not observations:
+            raise InputError("no observation is given")
+        return cameras_seen(observations, self.config, self._rename)
+
+    def inputs(
+        self,
+        observations: Sequence[Observation],
+        images: torch.Tensor,
+        camera_mask: torch.Tensor,
+        noise: torch.Tensor,
+    ) -> Inputs:
+        """A batch of observations as the model takes it, with ``images`` and ``camera_mask``, which are there already;
+        ``noise`` stands in where an observation has none.
 
         Raises:
             InputError: an observation does not fit the model.
             CheckpointError: the tokenizer or the statistics are missing.
         """
-        if not observations:
-            raise InputError("no observation is given")
-        images, camera_mask = camera_images(observations, self.config, self._rename, self.device)
         states = torch.stack([self._state(o) for o in observations])
         normalized = self.state_normalizer.normalize(states)
         tokens, token_mask = self._tokens([o.instruction for o in observations], normalized)
@@ -114,7 +133,7 @@ class Processor:
             raise InputError(
                 f"the state has shape {list(state.shape)}; this robot's has {self.config.state_dim} numbers"
             )
-        if not torch.isfinite(state).all():
+        if not finite(state):
             raise InputError("the state holds NaN or infinite values")
         return state
 

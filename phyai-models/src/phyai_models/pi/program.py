@@ -11,96 +11,117 @@ from phyai_models.pi.bucketed import Filling, Shape
 from phyai_models.pi.inputs import Inputs
 from phyai_models.pi.layout import Layout, make_layout
 from phyai_models.pi.model import PiModel
+from phyai_models.pi.vision_program import VisionProgram
 from phyai_models.runner import Mirror, Recording
 
+#: What every request brings anew ends with this one; what follows from its lengths comes behind.
+LAST_OF_REQUEST = "noise"
 METADATA = ("cu_seqlens_q", "kv_indptr", "kv_indices", "last_page_len")
 
 
 class Program:
-    """The stages ``vision``, ``prefix`` and ``expert`` of one inference.
+    """One inference: the stage ``vision``, which other programs share, then ``prefix`` and ``expert``.
 
     :meth:`load` writes a batch into the buffers, :attr:`recording` computes, :attr:`actions` float32
     ``[batch, chunk, action]`` holds the result until the next time. Rows that fill up a bucket are computed and
-    written behind the keys that anybody reads.
+    written behind the keys that anybody reads. What is behind vision has a recording of its own, :attr:`rest`, with
+    :meth:`load_prompt` before it: a prompt may still be made ready while the images are looked at.
     """
 
-    def __init__(self, model: PiModel, shape: Shape, cache: KVCache) -> None:
-        self.model, self.shape, self.cache = model, shape, cache
+    def __init__(self, model: PiModel, shape: Shape, cache: KVCache, vision: VisionProgram) -> None:
+        self.model, self.shape, self.cache, self.vision = model, shape, cache, vision
         config, device = model.config, model.device
         batch, suffix = shape.batch, sum(model.segments)
         rows = batch * (shape.cameras * config.vision.patches + shape.prompt)
-        requests = batch * len(model.segments)
-        self._index = Mirror(
+        requests, whole, narrow = batch * len(model.segments), torch.int64, torch.int32
+        self._small = Mirror(
             {
-                "token_ids": (batch * shape.prompt,), "gather": (rows,),
-                "prefix.positions": (rows,), "prefix.slots": (rows,),
-                "suffix.positions": (batch * suffix,), "suffix.slots": (batch * suffix,),
+                "tokens": (whole, batch, shape.prompt),
+                "state": (torch.float32, batch, config.max_state_dim),
+                LAST_OF_REQUEST: (torch.float32, batch, config.chunk_size, config.max_action_dim),
+                "gather": (whole, rows), "prefix.positions": (whole, rows), "prefix.slots": (whole, rows),
+                "suffix.positions": (whole, batch * suffix), "suffix.slots": (whole, batch * suffix),
+                **{
+                    f"{part}.{name}": (narrow, n + (name in ("cu_seqlens_q", "kv_indptr")))
+                    for part, n in (("prefix", batch), ("suffix", requests)) for name in METADATA
+                },
             },
-            torch.int64, device,
+            device,
         )  # fmt: skip
-        self._metadata = Mirror(
-            {
-                f"{part}.{name}": (n + (name in ("cu_seqlens_q", "kv_indptr")),)
-                for part, n in (("prefix", batch), ("suffix", requests)) for name in METADATA
-            },
-            torch.int32, device,
-        )  # fmt: skip
-        self._sample = Mirror(
-            {"state": (batch, config.max_state_dim), "noise": (batch, config.chunk_size, config.max_action_dim)},
-            torch.float32, device,
-        )  # fmt: skip
-        size = config.vision.image_size
-        self._images = Mirror({"images": (batch, shape.cameras, 3, size, size)}, torch.float32, device)
         self.actions = torch.zeros(batch, config.chunk_size, config.max_action_dim, device=device)
         self.prefix, self.suffix = (self._tokens(part) for part in ("prefix", "suffix"))
-        self.recording: Recording | None = None
-        self._patches = self._no_patches = torch.empty(0, device=device)
-        self._filling: Filling | None = None
+        self.rest: Recording | None = None
+        self._filling: tuple[Filling, Filling] | None = None  # of cameras and of tokens
         self._lengths: list[int] = []
         self._uploaded = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @property
     def stages(self) -> Mapping[str, Callable[[], None]]:
         """The parts of :meth:`compute`, in their order."""
-        return {"vision": self._vision, "prefix": self._fill, "expert": self._expert}
+        return {"vision": self.vision.compute, "prefix": self._fill, "expert": self._expert}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers on the device."""
-        return sum(m.nbytes for m in (self._index, self._metadata, self._sample, self._images)) + self.actions.nbytes
+        """Bytes of the buffers on the device, without those of ``vision``."""
+        return self._small.nbytes + self.actions.nbytes
+
+    @property
+    def recording(self) -> Recording:
+        """The whole inference."""
+        first, then = self.vision.recording, self.rest
+        assert first is not None
+        assert then is not None  # the runner records both before it gives a program out
+
+        def replay() -> None:
+            first.replay()
+            then.replay()
+
+        return Recording(replay, then.captured, first.nbytes + then.nbytes)
 
     def compute(self) -> None:
         """One inference, launched kernel by kernel."""
-        for stage in self.stages.values():
-            stage()
-        self._patches = self._no_patches  # a graph's memory serves what comes next
+        self.vision.compute()
+        self.compute_rest()
+
+    def compute_rest(self) -> None:
+        """What is behind the images."""
+        self._fill()
+        self._expert()
 
     def load(self, inputs: Inputs, *, replan: bool) -> None:
         """Write a batch into the buffers, and plan again where its lengths ask for it.
 
         Tensors of ``inputs`` may lie on the host or on the device. ``replan``: another program may have planned since.
         """
+        self.vision.load(inputs.images, inputs.camera_mask)
+        self.load_prompt(inputs, replan=replan)
+
+    def load_prompt(self, inputs: Inputs, *, replan: bool) -> None:
+        """The same without the images."""
         if self._uploaded is not None:
             self._uploaded.synchronize()  # the buffers on the host may still be on their way
+        before = self._filling
         filling, lengths = self._arranged(inputs)
-        self._index.host["token_ids"].copy_(filling.tokens(inputs.tokens).flatten())
-        direct = inputs.images.device.type != "cpu"
-        filling.images(inputs.images, (self._images.device if direct else self._images.host)["images"])
+        small = self._small.host
+        small["tokens"].copy_(filling[1].tokens(inputs.tokens))
         sample = {"state": inputs.state, "noise": inputs.noise}
         for name, value in sample.items():
             if value.device.type == "cpu":
-                self._sample.host[name].copy_(value)
-        for mirror in (self._index, self._metadata, self._sample, *(() if direct else (self._images,))):
-            mirror.upload()
+                small[name].copy_(value)
+        self._small.upload(LAST_OF_REQUEST if filling is before else None)
         for name, value in sample.items():
             if value.device.type != "cpu":
-                self._sample.device[name].copy_(value)
+                self._small.device[name].copy_(value)
         if self._uploaded is not None:
             self._uploaded.record()
-        if self.recording is not None and (replan or lengths != self._lengths):
+        if self.rest is not None and (replan or lengths != self._lengths):
             for tokens in (self.prefix, self.suffix):
-                tokens.replan() if self.recording.captured else tokens.forget_plans()
+                tokens.replan() if self.rest.captured else tokens.forget_plans()
         self._filling, self._lengths = filling, lengths
+
+    def serves(self, inputs: Inputs, steps: int) -> bool:
+        """Whether this is the program of ``inputs`` because it was that of the last request, under the same masks."""
+        return self.shape.steps == steps and self._filled_by(inputs)
 
     def forget_plans(self) -> None:
         """Other kernels may be chosen at the next call."""
@@ -108,45 +129,51 @@ class Program:
         self.suffix.forget_plans()
 
     def _tokens(self, part: str) -> Tokens:
-        index, metadata = self._index.device, self._metadata.device
-        return Tokens(
-            index[f"{part}.positions"], index[f"{part}.slots"], {n: metadata[f"{part}.{n}"] for n in METADATA}
-        )
+        small = self._small.device
+        metadata = {name: small[f"{part}.{name}"] for name in METADATA}
+        return Tokens(small[f"{part}.positions"], small[f"{part}.slots"], metadata)
 
-    def _arranged(self, inputs: Inputs) -> tuple[Filling, list[int]]:
+    def _filled_by(self, inputs: Inputs) -> bool:
+        """Whether ``inputs`` fill the buffers as those of the last request do."""
+        if self._filling is None:
+            return False
+        cameras, tokens = self._filling
+        return cameras.serves(inputs.camera_mask) and tokens.serves(inputs.token_mask)
+
+    def _arranged(self, inputs: Inputs) -> tuple[tuple[Filling, Filling], list[int]]:
         """How ``inputs`` fill the buffers, and their valid prefix tokens. Under the masks of the last request, as a
         robot sends one after the other, its layout stands."""
-        if self._filling is not None and self._filling.serves(inputs):
+        if self._filling is not None and self._filled_by(inputs):
             return self._filling, self._lengths
-        model = self.model
-        filling = Filling.of(inputs, self.shape, drop_masked=model.savings.drop_masked)
+        model, drop = self.model, self.model.savings.drop_masked
+        cameras = Filling.of(inputs.camera_mask, self.shape.cameras, drop_masked=drop)
+        tokens = Filling.of(inputs.token_mask, self.shape.prompt, drop_masked=drop)
         layout = make_layout(
-            filling.camera_mask, filling.token_mask, filling.tokens(inputs.tokens),
-            patches=model.config.vision.patches, segments=model.segments, page=model.page_size, drop_masked=False,
+            cameras.mask, tokens.mask, tokens.tokens(inputs.tokens), patches=model.config.vision.patches,
+            segments=model.segments, page=model.page_size, drop_masked=False,
         )  # fmt: skip
         self._filling = None  # until all of this batch is in place
         self._write(layout)
-        return filling, layout.prefix.metadata["last_page_len"].tolist()
+        return (cameras, tokens), layout.prefix.metadata["last_page_len"].tolist()
 
     def _write(self, layout: Layout) -> None:
-        index, metadata = self._index.host, self._metadata.host
-        index["gather"].copy_(layout.gather)
+        small = self._small.host
+        small["gather"].copy_(layout.gather)
         for part, tokens in (("prefix", layout.prefix), ("suffix", layout.suffix)):
-            index[f"{part}.positions"].copy_(tokens.positions)
-            index[f"{part}.slots"].copy_(tokens.slots)
+            small[f"{part}.positions"].copy_(tokens.positions)
+            small[f"{part}.slots"].copy_(tokens.slots)
             for name in METADATA:
-                metadata[f"{part}.{name}"].copy_(tokens.metadata[name])
+                small[f"{part}.{name}"].copy_(tokens.metadata[name])
 
     # The stages
 
-    def _vision(self) -> None:
-        self._patches = self.model.embed_images(self._images.device["images"].flatten(0, 1))
-
     def _fill(self) -> None:
-        text = self.model.embed_tokens(self._index.device["token_ids"])
-        rows = torch.cat([self._patches.to(text.dtype), text]).index_select(0, self._index.device["gather"])
-        self.model.fill(rows, self.prefix, self.cache)
+        small = self._small.device
+        ids, images = small["tokens"].view(-1), self.vision.rows
+        embeddings = self.vision.embeddings[: images + len(ids)]
+        self.model.embed_tokens(ids, embeddings[images:])
+        self.model.fill(embeddings.index_select(0, small["gather"]), self.prefix, self.cache)
 
     def _expert(self) -> None:
-        sample, steps = self._sample.device, self.shape.steps
-        self.actions.copy_(self.model.sample(sample["noise"], sample["state"], steps, self.suffix, self.cache))
+        small, steps = self._small.device, self.shape.steps
+        self.actions.copy_(self.model.sample(small["noise"], small["state"], steps, self.suffix, self.cache))

@@ -10,7 +10,7 @@ import torch
 from phyai.errors import InputError
 
 from phyai_models.pi.config import MAX_STEPS, STEPS, PiConfig
-from phyai_models.pi.inputs import Inputs, check_tokens
+from phyai_models.pi.inputs import Inputs
 
 
 def a_number_of_steps(_: Any, attribute: Any, value: int | None) -> None:
@@ -54,7 +54,7 @@ class DeviceBatch:
     num_steps: int | None = attrs.field(default=None, validator=a_number_of_steps)
 
     def inputs(self, config: PiConfig) -> Inputs:
-        """Checked and completed.
+        """Completed, and checked, but for what :func:`phyai_models.pi.inputs.check_tokens` looks at.
 
         Raises:
             InputError: a tensor that does not fit, with what it should be.
@@ -86,9 +86,7 @@ class DeviceBatch:
                 raise InputError(
                     f"{name} lies on {given[name][0].device}; give it on the CPU, where lengths are planned"
                 )
-        inputs = Inputs(**{name: tensor for name, (tensor, _) in given.items()})
-        check_tokens(inputs.tokens, inputs.token_mask, config)
-        return inputs
+        return Inputs(**{name: tensor for name, (tensor, _) in given.items()})
 
 
 #: What the tensors of a :class:`DeviceBatch` hold; None is any floating dtype.
@@ -118,8 +116,8 @@ class NewWeights:
     :class:`phyai_models.pi.hosted.RandomCheckpoint`).
 
     They are written into the memory of the old ones: nothing is prepared or captured again. The checkpoint is checked
-    as at the start, and its quantization against that in use, for which what it stores quantized is read twice; what
-    is refused so changes nothing.
+    as at the start, its quantization against that in use, for which what it stores quantized is read twice, and that
+    every kernel in use can take others; what is refused so changes nothing.
     """
 
     checkpoint_dir: Any

@@ -30,18 +30,18 @@ class SiglipLayer(Layer):
 
 
 class Siglip(Layer):
-    """Images ``[N, 3, S, S]`` in [-1, 1] to patch features ``[N, P, projection]``."""
+    """Images ``[N, 3, S, S]`` in [-1, 1], float32, to patch features ``[N, P, projection]``."""
 
     def __init__(self, tower: Scope, projector: Scope, config: SiglipConfig, projection: int) -> None:
-        self.embeddings = PatchEmbedding(tower.at("embeddings"), config.hidden_size, config.patch_size, config.patches)
-        layers = tower.at("layers", "encoder.layers")
         count, width, eps = config.num_hidden_layers, config.hidden_size, config.layer_norm_eps
+        self.embeddings = PatchEmbedding(tower.at("embeddings"), width, config.patch_size, config.image_size)
+        layers = tower.at("layers", "encoder.layers")
         self.layers = [SiglipLayer(layers.at(str(i)), config, first=i == 0) for i in range(count)]
         self.post_layernorm = LayerNorm(tower.at("post_layernorm"), width, eps, add=True)
         self.projector = Linear(projector, width, projection, bias=True)
 
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+    def __call__(self, images: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         x, residual = self.layers[0](self.embeddings(images), None)
         for layer in self.layers[1:]:
             x, residual = layer(x, residual)
-        return self.projector(self.post_layernorm(x, residual))
+        return self.projector(self.post_layernorm(x, residual), out=out)

@@ -5,6 +5,7 @@ Pixels go to the device as they came, uint8 in a quarter of the bytes, and becom
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,20 +13,49 @@ import torch
 import torch.nn.functional as F
 from phyai.errors import InputError
 
+from phyai_models.processors.checks import Checks, Judge
+
 CPU = torch.device("cpu")
+_BRIGHTEST = torch.tensor(255.0, dtype=torch.float32, device=CPU)
+_MINUS_ONE = torch.tensor(-1.0, dtype=torch.float32, device=CPU)
 
 
-def to_chw(image: Any, camera: str, device: torch.device = CPU) -> torch.Tensor:
-    """One image as float32 ``[3, H, W]`` in [0, 1], on ``device``.
+def place_images(
+    images: Sequence[torch.Tensor], cameras: Sequence[str], out: torch.Tensor, places: Sequence[int], checks: Checks
+) -> None:
+    """Write pixels as SigLIP takes them, in [-1, 1] and in its size, to ``out [P, B, 3, size, size]``, float32.
 
-    ``image`` is a NumPy array, a torch tensor or a PIL image; ``[H, W, 3]`` or ``[3, H, W]``; uint8 in 0..255
-    or floating point in [0, 1]. ``camera`` names it in errors.
+    ``images [B, 3, height, width]``, uint8 or floating point in [0, 1], go to the ascending ``places`` of the P; the
+    other places are blank, all -1. ``cameras`` name them in errors.
+
+    Raises:
+        InputError: another dtype, values outside the range, or an image too elongated.
+    """
+    device, size = out.device, out.shape[-1]
+    pixels = [_pixels(image.detach(), camera) for image, camera in zip(images, cameras, strict=True)]
+    together = len({(p.shape, p.stride(), p.dtype, p.device) for p in pixels}) == 1 and _goes_up(pixels[0], device)
+    for some in [slice(0, None)] if together else [slice(i, i + 1) for i in range(len(pixels))]:
+        unit, to = _unit_range(pixels[some], cameras[some], device, checks), places[some]
+        if to[-1] - to[0] == len(to) - 1:
+            preprocess(unit, size, out[to[0] : to[-1] + 1])
+        else:
+            for place, image in zip(to, unit.unbind(), strict=True):
+                preprocess(image, size, out[place])
+    for place in set(range(out.shape[0])).difference(places):
+        out[place] = -1.0
+
+
+def to_chw(image: Any, camera: str) -> torch.Tensor:
+    """One image as a tensor ``[3, H, W]`` of its own pixels.
+
+    ``image`` is a NumPy array, a torch tensor or a PIL image; ``[H, W, 3]`` or ``[3, H, W]``. ``camera`` names it in
+    errors.
 
     >>> to_chw(np.full((2, 4, 3), 255, np.uint8), "wrist").shape
     torch.Size([3, 2, 4])
 
     Raises:
-        InputError: no image, wrong number of dimensions or channels, another dtype, or values outside the range.
+        InputError: no image, wrong number of dimensions or channels.
     """
     tensor = _tensor(image, camera)
     if tensor.ndim != 3 or 0 in tensor.shape:
@@ -38,15 +68,15 @@ def to_chw(image: Any, camera: str, device: torch.device = CPU) -> torch.Tensor:
         raise InputError(
             f"{camera}: an image of shape {list(tensor.shape)}, where {why}; give RGB as [height, width, 3]"
         )
-    pixels = unit_range(tensor, camera, device)
-    return pixels if first else pixels.permute(2, 0, 1)
+    return tensor if first else tensor.permute(2, 0, 1)
 
 
 def _tensor(image: Any, camera: str) -> torch.Tensor:
     if isinstance(image, torch.Tensor):
         return image.detach()
-    try:
-        return torch.from_numpy(np.array(image))
+    try:  # torch takes neither an array that cannot be written to nor one that runs backwards
+        usable = isinstance(image, np.ndarray) and image.flags.writeable and min(image.strides, default=0) >= 0
+        return torch.from_numpy(image if usable else np.array(image))
     except (TypeError, ValueError):  # NumPy makes objects of what it does not know, and torch has no such dtype
         what = f"an array of dtype {image.dtype}" if isinstance(image, np.ndarray) else f"a {type(image).__name__}"
         raise InputError(
@@ -55,32 +85,63 @@ def _tensor(image: Any, camera: str) -> torch.Tensor:
         ) from None
 
 
-def unit_range(image: torch.Tensor, camera: str, device: torch.device = CPU) -> torch.Tensor:
-    """uint8 in 0..255, or floating point in [0, 1], as float32 in [0, 1], on ``device``, in the same order of
-    dimensions.
+def _unit_range(
+    images: Sequence[torch.Tensor], cameras: Sequence[str], device: torch.device, checks: Checks
+) -> torch.Tensor:
+    """Images that lie alike, one of them where they do not go up to a GPU, as float32 ``[N, B, 3, H, W]`` in [0, 1] on
+    ``device``."""
+    if _goes_up(images[0], device):
+        last = not images[0].is_contiguous() and images[0].permute(0, 2, 3, 1).is_contiguous()
+        there, sent = upload([image.permute(0, 2, 3, 1) for image in images] if last else images, device)
+        there = there.permute(0, 1, 4, 2, 3) if last else there
+    else:
+        sent, there = images, images[0].to(device)[None]
+    if there.dtype == torch.uint8:
+        return torch.div(there, _BRIGHTEST)
+    for image, camera in zip(sent, cameras, strict=True):  # what was sent, whatever becomes of the caller's
+        checks.bounds(image, _in_unit_range(camera))
+    return there
 
-    Raises:
-        InputError: another dtype, or values outside [0, 1].
-    """
+
+def _goes_up(tensor: torch.Tensor, device: torch.device) -> bool:
+    return device.type == "cuda" and tensor.device.type == "cpu"
+
+
+def _pixels(image: torch.Tensor, camera: str) -> torch.Tensor:
     if image.dtype == torch.uint8:
-        return upload(image, device).to(torch.float32) / 255.0
+        return image
     if not image.is_floating_point():
         raise InputError(f"{camera}: pixels of dtype {image.dtype}; give uint8, or floating point in [0, 1]")
-    image = image.to(torch.float32)
-    low, high = (bound.item() for bound in torch.aminmax(image))
-    if not (low >= -1e-4 and high <= 1 + 1e-4):  # also false for NaN
-        raise InputError(
-            f"{camera}: floating-point pixels span [{low:.4g}, {high:.4g}]; give [0, 1] (divide by 255), or uint8"
-        )
-    return upload(image, device)
+    return image.to(torch.float32)
 
 
-def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``tensor`` on ``device``; from the host to a GPU through pinned memory, without waiting for it. A copy to the
-    host is waited for: what is read there must have arrived."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+def _in_unit_range(camera: str) -> Judge:
+    def judge(low: float, high: float) -> None:
+        if not (low >= -1e-4 and high <= 1 + 1e-4):  # also false for NaN
+            raise InputError(
+                f"{camera}: floating-point pixels span [{low:.4g}, {high:.4g}]; give [0, 1] (divide by 255), or uint8"
+            )
+
+    return judge
+
+
+def upload(tensors: Sequence[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    """Tensors of one shape and dtype on the host, in one ``[N, ...]`` on a GPU, and what is sent of each.
+
+    They go through pinned memory, unless they lie there, and nothing is waited for: while one is copied by the GPU the
+    next is brought there.
+    """
+    shape, dtype = (len(tensors), *tensors[0].shape), tensors[0].dtype
+    there = torch.empty(shape, dtype=dtype, device=device)
+    sent: Sequence[torch.Tensor] = tensors
+    pinned = all(tensor.is_pinned() for tensor in tensors)
+    if not pinned:
+        sent = torch.empty(shape, dtype=dtype, pin_memory=True).unbind()
+    for target, held, tensor in zip(there.unbind(), sent, tensors, strict=True):
+        if not pinned:
+            np.copyto(held.numpy(), tensor.numpy())  # in this thread: to wake others takes longer than such a copy
+        target.copy_(held, non_blocking=True)
+    return there, sent
 
 
 def resize_with_pad(images: torch.Tensor, size: int) -> torch.Tensor:
@@ -106,6 +167,9 @@ def resize_with_pad(images: torch.Tensor, size: int) -> torch.Tensor:
     return F.pad(images, (left, left + rest_w, top, top + rest_h))
 
 
-def preprocess(images: torch.Tensor, size: int) -> torch.Tensor:
-    """``[B, 3, H, W]`` in [0, 1] to ``[B, 3, size, size]`` in [-1, 1], as SigLIP takes it."""
-    return resize_with_pad(images, size) * 2.0 - 1.0
+def preprocess(images: torch.Tensor, size: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """``[..., 3, H, W]`` in [0, 1] to ``[..., 3, size, size]`` in [-1, 1], as SigLIP takes it; written to ``out`` where
+    that is given."""
+    if images.shape[-2:] != (size, size):
+        images = resize_with_pad(images.flatten(0, -4), size).view(*images.shape[:-2], size, size)
+    return torch.add(_MINUS_ONE, images, alpha=2.0, out=out)  # doubling is exact: one rounding, as of 2x - 1

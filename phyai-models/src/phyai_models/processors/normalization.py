@@ -34,6 +34,12 @@ class Normalizer:
     low: torch.Tensor = attrs.field(factory=lambda: torch.zeros(0))
     high: torch.Tensor = attrs.field(factory=lambda: torch.zeros(0))
     eps: float = 1e-8
+    _range: torch.Tensor = attrs.field(init=False, repr=False)
+
+    @_range.default
+    def _high_less_low(self) -> torch.Tensor:
+        span = self.high - self.low
+        return torch.where(span == 0, torch.full_like(span, self.eps), span)
 
     @classmethod
     def build(
@@ -65,7 +71,7 @@ class Normalizer:
             return x
         if self.mode == "MEAN_STD":
             return (x - self.low) / (self.high + self.eps)
-        return 2.0 * (x - self.low) / self._range() - 1.0
+        return 2.0 * (x - self.low) / self._range - 1.0
 
     def unnormalize(self, x: torch.Tensor) -> torch.Tensor:
         """The inverse: ``x`` of shape ``[..., D]`` in the model's units to the robot's."""
@@ -73,8 +79,4 @@ class Normalizer:
             return x
         if self.mode == "MEAN_STD":
             return x * self.high + self.low
-        return (x + 1.0) * self._range() / 2.0 + self.low
-
-    def _range(self) -> torch.Tensor:
-        span = self.high - self.low
-        return torch.where(span == 0, torch.full_like(span, self.eps), span)
+        return (x + 1.0) * self._range / 2.0 + self.low

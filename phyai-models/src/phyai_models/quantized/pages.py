@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phyai.errors import PhyAIError
+from phyai.install import install
 
 if TYPE_CHECKING:
     from phyai_models.quantized.report import Report
@@ -54,7 +55,7 @@ def picture(report: Report, path: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
-        raise PhyAIError("a picture needs matplotlib: pip install 'phyai-models[demo]'") from None
+        raise PhyAIError(f"a picture needs matplotlib: {install('phyai-models[demo]')}") from None
     panels = 1 if report.answers is None else 2
     figure = Figure(figsize=(7 * panels, max(3.0, 0.18 * len(report.layers) + 1.2)), layout="constrained")
     FigureCanvasAgg(figure)

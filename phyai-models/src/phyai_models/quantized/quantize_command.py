@@ -11,6 +11,7 @@ from pathlib import Path
 
 from phyai.cli.command import Context, Exit, UsageError
 from phyai.errors import InputError, PhyAIError
+from phyai.install import install
 
 from phyai_models.quantized.quiet import warnings_once
 
@@ -46,7 +47,7 @@ def main(args: argparse.Namespace, context: Context) -> int:
     if wrong:
         raise UsageError(f"--report {wrong[0]}: the file's name must end in .json, .html or .png")
     if any(Path(name).suffix == ".png" for name in args.report) and find_spec("matplotlib") is None:
-        raise PhyAIError("a picture needs matplotlib: pip install 'phyai-models[demo]'")
+        raise PhyAIError(f"a picture needs matplotlib: {install('phyai-models[demo]')}")
     for name in args.report:
         if not Path(name).parent.is_dir():
             raise InputError(f"--report {name} cannot be written: there is no folder {Path(name).parent}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import attrs
 import torch
-from phyai.errors import DeviceMemoryError
+from phyai.errors import DeviceMemoryError, first_line
 from phyai.memory import ran_out
 
 
@@ -70,7 +70,7 @@ def memory_errors(
         free = free_bytes(device)
         traceback.clear_frames(error.__traceback__)  # they hold what was allocated
         release()
-        said = str(error).partition("\n")[0] or type(error).__name__  # Python's own has no words
+        said = first_line(error)
     else:
         return
     give_back(device)

@@ -11,33 +11,36 @@ ALIGNMENT = 256  # bytes; what CUDA allocates at, and more than any kernel asks 
 
 
 class Mirror:
-    """Tensors of one dtype by name, on the host (:attr:`host`) and on the device (:attr:`device`), where they stay
-    in place. On a CPU both are the same memory.
+    """Tensors by name, each given by its dtype and its shape, on the host (:attr:`host`) and on the device
+    (:attr:`device`), where they stay in place, one behind the other in one piece of memory. On a CPU both are the same
+    memory.
 
-    >>> mirror = Mirror({"a": (2, 3), "b": (4,)}, torch.int64, torch.device("cpu"))
-    >>> mirror.host["b"].fill_(7).tolist(), mirror.upload(), mirror.device["b"].tolist()
-    ([7, 7, 7, 7], None, [7, 7, 7, 7])
+    >>> mirror = Mirror({"a": (torch.int64, 2, 3), "b": (torch.float32, 4)}, torch.device("cpu"))
+    >>> mirror.host["a"].fill_(7).shape, mirror.upload(), mirror.device["a"].tolist()
+    (torch.Size([2, 3]), None, [[7, 7, 7], [7, 7, 7]])
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
-        step = ALIGNMENT // dtype.itemsize
-        starts, total = {}, 0
-        for name, shape in shapes.items():
-            starts[name] = total
-            total += -(-math.prod(shape) // step) * step
+    def __init__(self, fields: Mapping[str, tuple[torch.dtype, *tuple[int, ...]]], device: torch.device) -> None:
+        spans, total = {}, 0
+        for name, (dtype, *shape) in fields.items():
+            spans[name] = (total, total + math.prod(shape) * dtype.itemsize)
+            total = -(-spans[name][1] // ALIGNMENT) * ALIGNMENT
         on_device = device.type != "cpu"
-        self._host = torch.zeros(total, dtype=dtype, pin_memory=on_device)
-        self._device = torch.zeros(total, dtype=dtype, device=device) if on_device else self._host
+        self._host = torch.zeros(total, dtype=torch.uint8, pin_memory=on_device)
+        self._device = torch.zeros(total, dtype=torch.uint8, device=device) if on_device else self._host
+        self._upto = {name: (self._host[:end], self._device[:end]) for name, (_, end) in spans.items()}
 
         def views(flat: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {name: flat[at : at + math.prod(shapes[name])].view(shapes[name]) for name, at in starts.items()}
+            return {name: flat[slice(*spans[name])].view(dtype).view(shape) for name, (dtype, *shape) in fields.items()}
 
         self.host, self.device = views(self._host), views(self._device)
 
-    def upload(self) -> None:
-        """Copy everything to the device, in order with the current stream and without waiting for it."""
+    def upload(self, last: str | None = None) -> None:
+        """Copy everything to the device, or the tensors up to ``last``, in order with the current stream and without
+        waiting for it."""
+        host, device = (self._host, self._device) if last is None else self._upto[last]
         if self._device is not self._host:
-            self._device.copy_(self._host, non_blocking=True)
+            device.copy_(host, non_blocking=True)
 
     @property
     def nbytes(self) -> int:
