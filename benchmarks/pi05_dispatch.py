@@ -1,12 +1,12 @@
-"""What dispatching adds to π0.5: the runner's CUDA graph beside one of the same kernels launched by a flat script.
+"""What dispatching adds to π0.5: the runner's CUDA graphs beside one of the same kernels launched by a flat script.
 
     python benchmarks/pi05_dispatch.py --out results/pi05_dispatch.json
 
 One pass of the model is noted as a list of calls: the ``run`` of every kernel that was chosen, and torch's own
 operators between them, with their tensors. The script makes those calls one after another, with no dispatcher, call
-site, layer or runner; it is captured in a graph of its own. Both graphs are replayed in turns. They must hold the same
-kernels and compute the same bits. Timed too, for information: both without a graph, where the host is what takes the
-time, and a graph of the kernels alone, without torch's operators between them.
+site, layer or runner; it is captured in a graph of its own, and replayed in turns with the runner's two. They must
+hold the same kernels and compute the same bits. Timed too, for information: both without a graph, where the host is
+what takes the time, and a graph of the kernels alone, without torch's operators between them.
 """
 
 from __future__ import annotations

@@ -7,7 +7,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
+from phyai_backend_cuda.attention import prefill
 from phyai_backend_cuda.attention.split import tiles_of
 from phyai_backend_cuda.skinny import order
 from phyai_backend_cuda.skinny.launch import ACTIVATIONS
@@ -173,8 +175,44 @@ def attention_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) 
     assert used <= grid[1]
 
 
+@attrs.frozen
+class Map:
+    """Instead of a tensor map: what it would describe."""
+
+    tensor: torch.Tensor
+    box: tuple[int, ...]
+
+    def __attrs_post_init__(self) -> None:
+        assert [self.tensor.data_ptr() % 16, self.tensor.stride(-1)] == [0, 1]
+        assert all(step % 8 == 0 for step in self.tensor.stride()[:-1])
+        assert len(self.box) == self.tensor.dim() - 1
+
+
+def attention_prefill_cu(arguments: Any, d: Mapping[str, int], grid: Sequence[int], block: int) -> None:
+    q, k, v, p = arguments
+    dtype, group = torch.float16 if "HALF" in d else torch.bfloat16, d["GROUP"]
+    kv_heads = p.heads // group
+    assert (q.tensor.shape, q.box) == ((p.tokens, p.heads, 256), (128 // group, group))
+    assert {q.tensor.dtype, k.tensor.dtype, v.tensor.dtype} == {dtype}
+    assert k.box == v.box == (1, prefill.KEYS, 1)
+    tiles = prefill.tiles_of(p.tokens, p.requests, group)
+    assert (tuple(grid), block) == ((d["SPLITS"] * tiles, kv_heads), 384)
+    o = memory(p.o, dtype, (p.tokens, p.heads, 256), (p.heads * 256, 256, 1))
+    ends = flat(p.cu_seqlens, torch.int32, p.requests + 1).tolist()
+    pages, last = (flat(at, torch.int32, p.requests).tolist() for at in (p.indices, p.last))
+    o.zero_()
+    for b in range(p.requests):
+        rows, n = slice(ends[b], ends[b + 1]), last[b]
+        if not n:
+            continue
+        keys, values = (t.tensor[pages[b], :n].double().repeat_interleave(group, 1) for t in (k, v))
+        s = torch.einsum("qhd,khd->hqk", q.tensor[rows].double(), keys) * p.factor * math.log(2)
+        o[rows] = torch.einsum("hqk,khd->qhd", s.softmax(-1), values).to(dtype)
+
+
 SOURCES: Mapping[str, Callable[..., None]] = {
-    "skinny.cu": skinny_cu, "skinny_pair.cu": skinny_pair_cu, "norm.cu": norm_cu, "attention.cu": attention_cu
+    "skinny.cu": skinny_cu, "skinny_pair.cu": skinny_pair_cu, "norm.cu": norm_cu, "attention.cu": attention_cu,
+    "attention_prefill.cu": attention_prefill_cu,
 }  # fmt: skip
 
 
@@ -191,4 +229,4 @@ class Simulated:
         self, grid: Sequence[int], block: int, arguments: Sequence[Any], stream: int, *, overlap: bool = False
     ) -> None:
         assert overlap
-        SOURCES[self.name](arguments[0], self.defines, grid, block)
+        SOURCES[self.name](arguments if len(arguments) > 1 else arguments[0], self.defines, grid, block)

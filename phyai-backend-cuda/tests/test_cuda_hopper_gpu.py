@@ -46,6 +46,7 @@ HEADS = ArgSpec("", QKV, {}, {"style": "neox"}, ("bias",))
 ADDED = ArgSpec("", {"M": 6, "R": 2, "N": 72, "K": 512}, {}, {}, ("bias",))
 ADDED_MLP = ArgSpec("", {"M": 6, "R": 1, "K": 128, "I": 192, "N": 40}, {}, {"activation": "gelu_tanh"})
 PAGED = {"T": 9, "B": 2, "pages": 4, "page_size": 100, "entries": 3, "heads": 8, "kv_heads": 2}
+SLAB = {**PAGED, "T": 50, "page_size": 200, "entries": 2}
 CALLS: list[tuple[str, ArgSpec, TensorQuant | None]] = [
     ("cuda.gemm.skinny_16bit", GEMM, None),
     ("cuda.gemm.skinny_16bit", attrs.evolve(GEMM, dtypes={"x": "fp16"}), None),
@@ -76,6 +77,7 @@ CALLS: list[tuple[str, ArgSpec, TensorQuant | None]] = [
     ("cuda.ada_rms_norm.overlap", ArgSpec("", {"M": 6, "R": 2, "D": 1024}), None),
     ("cuda.attention_paged.split", ArgSpec("", {**PAGED, "head_dim": 256}), None),
     ("cuda.attention_paged.split", ArgSpec("", {**PAGED, "head_dim": 64}, {}, {"causal": True, "window": 30}), None),
+    ("cuda.attention_paged.prefill", ArgSpec("", {**SLAB, "head_dim": 256}, {}, {"single_page": True}), None),
     ("cuda.attention_paged.split_batch_invariant", ArgSpec("", {**PAGED, "head_dim": 128}), None),
 ]
 

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from hopper_simulation import Simulated
+from hopper_simulation import Map, Simulated
 from phyai.catalog import Catalog
 from phyai.environment import Environment
 from phyai.kernel import Kernel
@@ -24,7 +24,7 @@ from phyai.testing.case import MEMORY, Case
 from phyai.testing.kit import examine, examine_call
 from phyai.testing.report import Outcome
 from phyai.testing.subject import Subject, about
-from phyai_backend_cuda.attention import split
+from phyai_backend_cuda.attention import prefill, split
 from phyai_backend_cuda.attention.split import cut_for
 from phyai_backend_cuda.norms import overlap
 from phyai_backend_cuda.records import attention, norms, skinny, skinny_fused
@@ -47,12 +47,13 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: str, function: str, defines: Mapping[str, int], *, cluster: int = 1, **_: Any) -> Simulated:
         return Simulated(name, defines, cluster)
 
-    for module in (split, overlap, launch):
+    for module in (prefill, split, overlap, launch):
         monkeypatch.setattr(module, "load", load)
         monkeypatch.setattr(module, "current_stream", lambda: 0)
     for module in (overlap, gemm, mlp, heads, residual):
         monkeypatch.setattr(module, "settled", lambda: None)
     monkeypatch.setattr(split, "on_device", torch.is_tensor)
+    monkeypatch.setattr(prefill, "box_map", Map)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,7 @@ CALLS: list[tuple[str, ArgSpec]] = [
     ("cuda.rms_norm_add.overlap", ArgSpec("", {"M": 6, "D": 72})),
     ("cuda.ada_rms_norm.overlap", ArgSpec("", {"M": 6, "R": 2, "D": 40})),
     ("cuda.attention_paged.split", ArgSpec("", PAGED)),
+    ("cuda.attention_paged.prefill", ArgSpec("", {**PAGED, "entries": 2, "head_dim": 256}, {}, {"single_page": True})),
 ]
 
 
@@ -128,6 +130,23 @@ def test_which_calls_attention_claims(facts: dict[str, Any], held: bool) -> None
     assert BY_ID["cuda.attention_paged.split"].when.holds({**H200, **call, **facts}) == held
 
 
+@pytest.mark.parametrize(
+    ("facts", "held"),
+    [
+        ({}, True), ({"shape.T": 1}, True), ({"shape.T": 8000}, True), ({"shape.head_dim": 128}, False),
+        ({"dtype.v_cache": "fp16"}, False), ({"attrs.causal": True}, False), ({"attrs.window": 100}, False),
+        ({"attrs.soft_cap": 5.0}, False), ({"attrs.scale": 0.1}, True), ({"attrs.scale": -0.1}, False),
+        ({"attrs.single_page": False}, False), ({"shape.group": 3}, False), ({"attrs.fixed_lengths": False}, True),
+    ],
+)  # fmt: skip
+def test_which_calls_attention_of_a_prefix_claims(facts: dict[str, Any], held: bool) -> None:
+    call = {
+        "shape.T": 968, "shape.head_dim": 256, "shape.group": 8, "shape.kv_heads": 1, "attrs.causal": False,
+        "attrs.single_page": True, **{f"dtype.{name}": "bf16" for name in ("q", "k_cache", "v_cache", "o")},
+    }  # fmt: skip
+    assert BY_ID["cuda.attention_paged.prefill"].when.holds({**H200, **call, **facts}) == held
+
+
 def test_a_cluster_of_sixteen_is_taken_only_where_it_fits() -> None:
     assert [cut_for(7, 132, widest)[0] for widest in (0, 6, 7)] == [8, 8, 16]
     assert cut_for(9, 132, 16)[0] == 8  # 144 blocks have no processors of their own
@@ -139,7 +158,7 @@ def test_all_blocks_of_attention_run_at_once_as_long_as_two_fit_on_a_processor()
         assert splits * clusters <= (132 if stages == 2 or splits == 16 else 264)
 
 
-@pytest.mark.parametrize("source", ["skinny.cu", "skinny_pair.cu", "norm.cu", "attention.cu"])
+@pytest.mark.parametrize("source", ["skinny.cu", "skinny_pair.cu", "norm.cu", "attention.cu", "attention_prefill.cu"])
 def test_nothing_but_weights_is_touched_before_the_kernel_in_front_has_ended(source: str) -> None:
     """A launch may overlap whatever is in front of it, so inputs are read and outputs written after the wait."""
     text = (SOURCES / source).read_text(encoding="utf-8")
@@ -152,7 +171,7 @@ def test_nothing_but_weights_is_touched_before_the_kernel_in_front_has_ended(sou
     assert set(re.findall(r"\bp\.(\w+)", before)) <= weights | sizes
     assert set(re.findall(r"\bb\.(\w+)\(", before)) <= {"load_w", "prefetch"} | places
     assert "return" not in before  # every block waits, so that whoever waits for it waits for all in front
-    assert not re.search(r"\b(load_x|load_q|find|x_rows\.load)\b", before)
+    assert not re.search(r"\b(load_x|load_q|find|x_rows\.load|box_load)\b", before)
     assert "wait_previous" not in after
 
 

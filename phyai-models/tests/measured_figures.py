@@ -110,6 +110,10 @@ def _alone() -> Iterator[Figure]:
             requests, queries, _ = map(int, row["call"].split(" x "))
             if (row.get("splits"), row.get("stages")) == SPLITS.get(requests, (None, None)):
                 yield "attention_paged", {"T": requests * queries}, row["kernel"], row["us"]
+    for row in _rows("attention_prefill.json"):
+        if row["kind"] == "time" and "us" in row and row.get("default", True):
+            requests, queries, _ = map(int, row["call"].split(" x "))
+            yield "attention_paged", {"T": requests * queries}, row["kernel"], row["us"]
     for row in _rows("skinny.json"):
         named = row["kind"] == "time" and " M=" in row["call"]
         if named and row["kernel"] == "bf16" and row["default"] and "us" in row:
@@ -119,6 +123,9 @@ def _alone() -> Iterator[Figure]:
         if row["kind"] == "chain" and (row["kernel"], row.get("norm"), row.get("overlap")) == ("bf16", "torch", True):
             yield "gated_mlp", BLOCK, "cuda.gated_mlp.skinny_16bit", row["us"]
 
+    for row in _rows("dense.json"):  # of launches that wait for the one in front
+        if row["kind"] == "time" and row["call"].startswith(("gemm ", "mlp ")):
+            yield *_call(row["call"]), row["kernel"], row["us"]
     for row in _rows("skinny_fused.json"):
         if row["kind"] == "time" and row["format"] == "bf16" and row.get("splits") is None and "us" in row:
             yield *_call(row["call"]), row["kernel"], row["us"]

@@ -60,7 +60,7 @@ def test_what_a_step_costs_on_the_host_is_told_part_by_part(tmp_path, monkeypatc
     assert set(found) == {"lerobot_float32", "lerobot_uint8", "device_batch", "lerobot_changing_lengths"}
     for spans in found.values():
         assert all(spans[name] > 0 for name in script.SPANS)
-        assert max(spans[name] for name in script.SPANS) < spans["step_p90"]
+        assert min(spans[name] for name in script.SPANS) < spans["least_step"] <= spans["step"]
 
 
 @pytest.mark.parametrize("family", ["pi05", "pi0"])
@@ -83,8 +83,7 @@ def test_pi0s_policy_gives_every_call_of_pi0_what_was_measured_for_its_shapes(fi
     loaded = load_policy(BENCHMARKS.parent / "policies" / "pi0" / "h200_bf16.yaml", catalog=catalog)
     assert not loaded.warnings
     found = decisions("h200", loaded.policy, catalog, family="pi0", fixed_lengths=fixed_lengths)
-    prefix = "torch.attention_paged.sdpa_cudnn" if fixed_lengths else "flashinfer.attention_paged.fa3"
-    assert found["prefix", "attention_paged"] == [prefix]
+    assert found["prefix", "attention_paged"] == ["cuda.attention_paged.prefill"]
     assert found["expert", "attention_paged"] == ["cuda.attention_paged.split"]
     assert found["expert", "gated_mlp"] == ["cuda.gated_mlp.skinny_16bit"]
     assert found["expert", "rms_norm_add"] == ["cuda.rms_norm_add.overlap"]

@@ -22,6 +22,7 @@ from phyai_backend_cuda.runtime.memory import readable
 WIDEST, FIXED_SPLITS = 16, 8  # a cluster of 16 blocks does not fit on every chip
 SPLITS = (8, 4, 2, 1)
 ROWS, TILE, THREADS = 64, 8192, 128  # rows of a cluster; bytes of 64 rows of 64; threads of a block
+PLAN_KEY = "cuda.attention_paged.metadata"
 METADATA = ("cu_seqlens_q", "kv_indptr", "kv_indices", "last_page_len")
 
 
@@ -106,6 +107,26 @@ def params_of(
     )  # fmt: skip
 
 
+def planner(resources: Resources) -> Callable[[Mapping[str, torch.Tensor]], Metadata]:
+    """``plan`` of a kernel that reads the metadata on the device: nothing of theirs is fixed."""
+
+    def plan(metadata: Mapping[str, torch.Tensor]) -> Metadata:
+        given = [metadata[name] for name in METADATA]
+        if all(on_device(t) and t.is_contiguous() for t in given):
+            return Metadata(tuple(given))
+        key = (PLAN_KEY, *((t.data_ptr(), t.numel()) for t in given))
+
+        def make() -> Metadata:
+            return Metadata(tuple(torch.empty(t.shape, dtype=torch.int32, device="cuda") for t in given))
+
+        held: Metadata = resources.shared(key, make)
+        for own, t in zip(held.tensors, given, strict=True):
+            own.copy_(t)
+        return held
+
+    return plan
+
+
 def _prepare(
     facts: Facts, resources: Resources, cut: Callable[[int, int], tuple[int, int]], *, overlap: bool
 ) -> Prepared:
@@ -126,20 +147,6 @@ def _prepare(
     first = kernel(*cut(1, 1))
     widest = first.clusters(THREADS) if first.cluster == WIDEST else 0
 
-    def plan(metadata: Mapping[str, torch.Tensor]) -> Metadata:
-        given = [metadata[name] for name in METADATA]
-        if all(on_device(t) and t.is_contiguous() for t in given):
-            return Metadata(tuple(given))
-        key = ("cuda.attention_paged.split", *((t.data_ptr(), t.numel()) for t in given))
-
-        def make() -> Metadata:
-            return Metadata(tuple(torch.empty(t.shape, dtype=torch.int32, device="cuda") for t in given))
-
-        held: Metadata = resources.shared(key, make)
-        for own, t in zip(held.tensors, given, strict=True):
-            own.copy_(t)
-        return held
-
     def run(
         q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None = None,
         state: Metadata | None = None,
@@ -158,7 +165,7 @@ def _prepare(
             kernel(splits, stages).launch(grid, THREADS, (arguments,), current_stream(), overlap=overlap)
         return o if direct or out is None else out.copy_(o)
 
-    return Prepared(run, plan=plan, plan_key="cuda.attention_paged.split")
+    return Prepared(run, plan=planner(resources), plan_key=PLAN_KEY)
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:

@@ -30,10 +30,10 @@ _SCALES: list[Mapping[str, Any]] = [
     {"granularity": "channel", "activation_granularity": "tensor"},
     {"granularity": "tensor", "activation_granularity": "tensor"},
 ]
-_BY_ROWS, _BY_TENSOR = _SCALES[:2], _SCALES[2:]
+BY_ROWS, _BY_TENSOR = _SCALES[:2], _SCALES[2:]
 
 
-def _a8(head: str, element: str, granularities: Sequence[Mapping[str, Any]] = _SCALES) -> dict[str, Any]:
+def a8(head: str, element: str, granularities: Sequence[Mapping[str, Any]] = _SCALES) -> dict[str, Any]:
     """Weight and input of one element type in the plain layout, with scales of one of ``granularities``. ``head`` is
     what stands before the facts of the product."""
     q = f"{head}quant"
@@ -92,9 +92,9 @@ def _named(prepare: str, normed: bool) -> str:
 
 
 def _gemm(element: str) -> dict[str, Any]:
-    by_rows = {**_a8("", element, _BY_ROWS), "dtype.y": "bf16", "dtype.bias": [None, "bf16"]}
+    by_rows = {**a8("", element, BY_ROWS), "dtype.y": "bf16", "dtype.bias": [None, "bf16"]}
     by_tensor = [
-        {**_a8("", element, _BY_TENSOR), "dtype.y": dtype, "dtype.bias": [None, dtype]} for dtype in ("bf16", "fp16")
+        {**a8("", element, _BY_TENSOR), "dtype.y": dtype, "dtype.bias": [None, dtype]} for dtype in ("bf16", "fp16")
     ]
     return {
         "dtype.x": ["bf16", "fp16", "fp32"], "shape.N": "%16", "shape.K": f"%16,{ROW_LIMIT}",
@@ -110,7 +110,7 @@ def _mlp(
             **{f"dtype.{name}": "bf16" for name in tensors}, **{f"dtype.{bias}": [None, "bf16"] for bias in biases},
             "attrs.activation": ACTIVATIONS,
             "shape.K": f"%16,{ROW_LIMIT}", "shape.I": f"%16,{ROW_LIMIT}", "shape.N": "%16",
-            "all_of": [_a8(f"{head}parts.{part}.", element) for part in parts],
+            "all_of": [a8(f"{head}parts.{part}.", element) for part in parts],
         }  # fmt: skip
 
     return when
@@ -121,7 +121,7 @@ def _qkv(*, head: str = "", tensors: Sequence[str] = ()) -> Any:
         named = ("x", "k_cache", "v_cache", "q", *tensors)
         return {
             **{f"dtype.{name}": "bf16" for name in named}, "dtype.bias": [None, "bf16"], "dtype.cos_sin": "fp32",
-            "shape.K": f"%16,{ROW_LIMIT}", "shape.N": "%16", **_a8(f"{head}parts.qkv.", element),
+            "shape.K": f"%16,{ROW_LIMIT}", "shape.N": "%16", **a8(f"{head}parts.qkv.", element),
         }  # fmt: skip
 
     return when
@@ -135,7 +135,7 @@ def _fused(op: str, prepare: str, doc: str, head: str = "", tensors: Sequence[st
             **TRITON, **HOPPER, **{f"dtype.{name}": "bf16" for name in ("x", "y", *tensors)},
             "attrs.activation": ACTIVATIONS, "shape.M": ">=256",
             "shape.K": f"%16,{ROW_LIMIT}", "shape.I": f"%128,{ROW_LIMIT}", "shape.N": "%16",
-            "all_of": [_a8(f"{head}parts.gate_up.", "fp8_e4m3", _BY_ROWS), _a8(f"{head}parts.down.", "fp8_e4m3")],
+            "all_of": [a8(f"{head}parts.gate_up.", "fp8_e4m3", BY_ROWS), a8(f"{head}parts.down.", "fp8_e4m3")],
         }),
         prepare=f"phyai_backend_cuda.gated.mlp:{prepare}", capture=Capture.AFTER_WARMUP,
         numerics=Numerics(reproducible=True, accumulation="fp22"), band=Band.OPTIMIZED, rank=-2, params=(OVERLAP,),

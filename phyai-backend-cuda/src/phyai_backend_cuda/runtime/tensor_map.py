@@ -1,8 +1,9 @@
-"""Descriptions of matrices in device memory for the copy engine (``CUtensorMap``)."""
+"""Descriptions of tensors in device memory for the copy engine (``CUtensorMap``)."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from phyai_backend_cuda.runtime.launch import check, driver
@@ -35,16 +36,27 @@ def matrix_map(matrix: torch.Tensor, box_rows: int) -> TensorMap:
     Raises:
         RuntimeError: the driver refuses such a matrix.
     """
-    rows, columns = matrix.shape
-    size = matrix.element_size()
+    return box_map(matrix, (box_rows,))
+
+
+def box_map(tensor: torch.Tensor, box: Sequence[int]) -> TensorMap:
+    """``tensor [..., columns]`` in boxes of ``box`` by 128 bytes, which lie swizzled in shared memory.
+
+    The last dimension is contiguous; what the others step over is a multiple of 16 bytes. ``box`` has a size, at most
+    256, for each of these, in their order.
+
+    Raises:
+        RuntimeError: the driver refuses such a tensor.
+    """
+    size, rank = tensor.element_size(), tensor.dim()
     raw = ctypes.create_string_buffer(BYTES + ALIGNMENT)
     place = ctypes.addressof(raw) + -ctypes.addressof(raw) % ALIGNMENT
     code = driver().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(place), ctypes.c_int(data_types()[matrix.dtype]), ctypes.c_uint(2),
-        ctypes.c_void_p(matrix.data_ptr()), (ctypes.c_uint64 * 2)(columns, rows),
-        (ctypes.c_uint64 * 1)(matrix.stride(0) * size), (ctypes.c_uint32 * 2)(128 // size, box_rows),
-        (ctypes.c_uint32 * 2)(1, 1), ctypes.c_int(0), ctypes.c_int(SWIZZLE_128B), ctypes.c_int(L2_256B),
-        ctypes.c_int(0),
+        ctypes.c_void_p(place), ctypes.c_int(data_types()[tensor.dtype]), ctypes.c_uint(rank),
+        ctypes.c_void_p(tensor.data_ptr()), (ctypes.c_uint64 * rank)(*reversed(tensor.shape)),
+        (ctypes.c_uint64 * (rank - 1))(*(step * size for step in reversed(tensor.stride()[:-1]))),
+        (ctypes.c_uint32 * rank)(128 // size, *reversed(box)), (ctypes.c_uint32 * rank)(*[1] * rank), ctypes.c_int(0),
+        ctypes.c_int(SWIZZLE_128B), ctypes.c_int(L2_256B), ctypes.c_int(0),
     )  # fmt: skip
-    check(code, f"describing a matrix of {rows} x {columns}")
+    check(code, f"describing a tensor of {' x '.join(map(str, tensor.shape))}")
     return TensorMap.from_buffer_copy(ctypes.string_at(place, BYTES))
