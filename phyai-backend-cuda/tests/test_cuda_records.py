@@ -8,7 +8,7 @@ from phyai_backend_cuda.records import FORMATS, KERNELS
 
 H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.triton": "3.6.0", "lib.cupy": "14.2.0"})
 #: Packages that are CUDA C++, compiled through CuPy; the others are Triton.
-COMPILED = ("attention", "expert", "gated", "norms", "skinny")
+COMPILED = ("attention", "dense", "expert", "gated", "norms", "skinny")
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)

@@ -167,14 +167,16 @@ def test_skinny_gemm(rows: int, n: int, k: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize(
-    ("shape", "patch", "outputs"), [((2, 3, 56, 70), 14, 40), ((3, 3, 28, 31), 14, 130), ((1, 2, 9, 7), 3, 12)]
-)
-def test_patch_embedding(shape: tuple[int, ...], patch: int, outputs: int, dtype: torch.dtype) -> None:
+    ("shape", "patch", "outputs", "processors"),
+    [((2, 3, 56, 70), 14, 40, 132), ((3, 3, 28, 31), 14, 130, 132), ((1, 2, 9, 7), 3, 12, 132),
+     ((5, 3, 8, 40), 4, 300, 1)],  # the last fills the one processor with programs of many patches
+)  # fmt: skip
+def test_patch_embedding(shape: tuple[int, ...], patch: int, outputs: int, processors: int, dtype: torch.dtype) -> None:
     _, channels, height, width = shape
     x, w, b = normal(*shape), normal(outputs, channels, patch, patch, seed=1) / patch, normal(outputs, seed=2)
     position = normal((height // patch) * (width // patch), outputs, seed=3)
     w, b, position = (t.half() for t in (w, b, position))  # the interpreter multiplies bf16's bits as integers
-    y = prepare("cuda.patch_embedding", {}, weight=w, bias=b).run(x.to(dtype), position)
+    y = prepare("cuda.patch_embedding", {"device.sm_count": processors}, weight=w, bias=b).run(x.to(dtype), position)
     want = torch.nn.functional.conv2d(x.to(dtype).half().double(), w.double(), b.double(), stride=patch)
     close(y, want.flatten(2).transpose(1, 2) + position.double())
 

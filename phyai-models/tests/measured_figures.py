@@ -121,6 +121,9 @@ def _alone() -> Iterator[Figure]:
         if row["kind"] == "chain" and (row["kernel"], row.get("norm"), row.get("overlap")) == ("bf16", "torch", True):
             yield "gated_mlp", BLOCK, "cuda.gated_mlp.skinny_16bit", row["us"]
 
+    for row in _rows("dense.json"):  # of launches that wait for the one in front
+        if row["kind"] == "time" and row["call"].startswith(("gemm ", "mlp ")):
+            yield *_call(row["call"]), row["kernel"], row["us"]
     for row in _rows("skinny_fused.json"):
         if row["kind"] == "time" and row["format"] == "bf16" and row.get("splits") is None and "us" in row:
             yield *_call(row["call"]), row["kernel"], row["us"]

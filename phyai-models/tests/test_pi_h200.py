@@ -30,7 +30,9 @@ def test_every_call_has_a_kernel_that_is_no_reference(catalog):
 def test_the_vision_tower_adds_and_activates_inside_other_launches(catalog):
     found = decisions("h200", policy("h200_bf16.yaml", catalog), catalog)
     assert found["vision", "layer_norm_add"] == ["cuda.layer_norm_add"]
-    assert found["vision", "mlp"] == ["torch.mlp.addmm_activation"]
+    assert found["vision", "patch_embedding"] == ["cuda.patch_embedding"]
+    assert found["vision", "mlp"] == ["cuda.mlp.dense_16bit"]
+    assert "cuda.gemm.dense_16bit" in found["vision", "gemm"]
 
 
 def test_attention_is_the_best_measured_for_each_shape(catalog):

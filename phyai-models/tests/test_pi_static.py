@@ -234,3 +234,14 @@ def test_a_request_that_fails_on_the_way_in_leaves_no_lengths_behind(tmp_path, c
         with pytest.raises(RuntimeError):
             program.load(attrs.evolve(inputs, noise=inputs.noise[:, :1, :1].expand(1, 2, 3)), replan=False)
         assert relative_error(actions(running, long), want) < 1e-6
+
+
+def test_a_bf16_model_answers_alike_eager_and_static(tmp_path, catalog):
+    """Its vision tower is in another type than the images, which the buffer holds in float32."""
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch = LerobotBatch(random_batch(directory, batch=1, tokens=3))
+    answers = []
+    for runtime in (RuntimeConfig(), RuntimeConfig("static", prompt_buckets=(4, 8))):
+        with engine(directory, catalog=catalog, dtype="bf16", runtime=runtime) as running:
+            answers.append(running.step(batch).actions)
+    torch.testing.assert_close(answers[0], answers[1], rtol=2e-2, atol=2e-2)

@@ -264,3 +264,17 @@ def test_only_what_comes_before_a_name_is_copied_when_it_is_the_last():
     assert not device[656:].any()
     mirror.upload()
     assert device[768:].view(torch.int32)[:8].tolist() == [1] * 8
+
+
+@pytest.mark.parametrize(("stored", "asked"), [("float32", None), ("bfloat16", None), ("float32", "bfloat16")])
+def test_rows_written_in_place_are_those_of_their_own(stored, asked, tmp_path, catalog):
+    """The towers' precision is that of the vision tower, or not, as where a checkpoint mixes them."""
+    directory = random_checkpoint(tmp_path, "pi05", dtype=stored)
+    images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    with engine(directory, catalog=catalog, dtype=asked) as running, torch.no_grad():
+        model = running.model.runner.model
+        want = model.embed_images(images)
+        rows = torch.zeros(want.shape, dtype=model.precision.towers)
+        model.embed_images_into(rows, images)
+        assert torch.equal(rows, want.to(rows.dtype))
+        assert len(rows.unique(dim=0)) == len(rows)

@@ -52,6 +52,8 @@ __device__ __forceinline__ u32 cluster_rank() {
     return rank;
 }
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// The same without ordering what was written before it, which would be a fence of the whole device's memory.
+__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // The address, in the cluster's window, of what lies at `addr` in the shared memory of block `rank`.
 __device__ __forceinline__ u32 peer(u32 addr, u32 rank) {
@@ -93,6 +95,11 @@ __device__ __forceinline__ uint4 load_shared4(u32 addr) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(addr) : "memory");
+    return v;
+}
+__device__ __forceinline__ float2 load_shared2(u32 addr) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(addr) : "memory");
     return v;
 }
 // Four 8 × 8 matrices of elements, as fragments: a thread names one row of 16 bytes.

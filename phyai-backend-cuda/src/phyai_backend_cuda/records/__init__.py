@@ -5,7 +5,7 @@ from __future__ import annotations
 from phyai.kernel import Kernel
 from phyai.quant.formats import QuantFormat
 
-from phyai_backend_cuda.records import attention, expert, norms, quantized, skinny, skinny_fused, triton_rows
+from phyai_backend_cuda.records import attention, dense, expert, norms, quantized, skinny, skinny_fused, triton_rows
 
 KERNELS: tuple[Kernel, ...] = (
     *expert.KERNELS,
@@ -13,6 +13,7 @@ KERNELS: tuple[Kernel, ...] = (
     *attention.KERNELS,
     *skinny.KERNELS,
     *skinny_fused.KERNELS,
+    *dense.KERNELS,
     *norms.KERNELS,
     *quantized.KERNELS,
 )

@@ -12,9 +12,8 @@ from phyai.predicates import match
 
 from phyai_backend_cuda.records.conditions import HOPPER, same_dtype
 
-
-#: Of an expert's layer with 16-bit weights, early takes 0.5 us less; with quantized ones 3 to 4 us more, because launches
-#: pile up behind attention (benchmarks/notes/skinny.md).
+#: Of an expert's layer early takes 0.5 us less with 16-bit weights, and 3 to 4 us more with quantized ones, whose
+#: launches pile up behind attention (benchmarks/notes/skinny.md).
 _RELEASE = Param(
     "release", "when the launch behind may begin: at once, or once that in front has ended", ("early", "late"), "early"
 )

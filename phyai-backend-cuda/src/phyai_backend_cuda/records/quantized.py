@@ -25,7 +25,7 @@ _GRANULARITIES = [
 ]
 
 
-def _fp8(part: str | None, granularities: list[Mapping[str, Any]]) -> dict[str, Any]:
+def fp8(part: str | None, granularities: list[Mapping[str, Any]]) -> dict[str, Any]:
     """FP8 weight and input in the plain layout, with scales of one of ``granularities``."""
     q = "quant" if part is None else f"parts.{part}.quant"
     return {
@@ -58,7 +58,7 @@ def _product(id: str, when: Mapping[str, Any], doc: str) -> list[Kernel]:
 
 
 _TOKEN: Mapping[str, Any] = {"granularity": ["channel", "tensor"], "activation_granularity": "token"}
-_BY_ROWS: list[Mapping[str, Any]] = [_TOKEN, {"granularity": "channel", "activation_granularity": "tensor"}]
+BY_ROWS: list[Mapping[str, Any]] = [_TOKEN, {"granularity": "channel", "activation_granularity": "tensor"}]
 _BY_TENSOR: Mapping[str, Any] = {"granularity": "tensor", "activation_granularity": "tensor"}
 #: What a row of the activation's result can be given while it is held.
 _KNOWN: list[Mapping[str, Any]] = [
@@ -68,8 +68,8 @@ _KNOWN: list[Mapping[str, Any]] = [
 _GEMM: Mapping[str, Any] = {
     "dtype.x": ["bf16", "fp16", "fp32"], "shape.N": "%16", "shape.K": f"%16,{ROW_LIMIT}",
     "any_of": [
-        {**_fp8(None, _BY_ROWS), "dtype.y": "bf16", "dtype.bias": [None, "bf16"]},
-        *({**_fp8(None, [_BY_TENSOR]), "dtype.y": dtype, "dtype.bias": [None, dtype]} for dtype in ("bf16", "fp16")),
+        {**fp8(None, BY_ROWS), "dtype.y": "bf16", "dtype.bias": [None, "bf16"]},
+        *({**fp8(None, [_BY_TENSOR]), "dtype.y": dtype, "dtype.bias": [None, dtype]} for dtype in ("bf16", "fp16")),
     ],
 }  # fmt: skip
 
@@ -79,7 +79,7 @@ def _mlp(first: str, second: str, biases: Sequence[str] = ()) -> dict[str, Any]:
         **dict.fromkeys(("dtype.x", "dtype.y"), "bf16"), **{f"dtype.{bias}": [None, "bf16"] for bias in biases},
         "attrs.activation": ACTIVATIONS,
         "shape.K": f"%16,{ROW_LIMIT}", "shape.I": f"%16,{ROW_LIMIT}", "shape.N": "%16",
-        "all_of": [_fp8(first, [*_BY_ROWS, _BY_TENSOR]), _fp8(second, _KNOWN)],
+        "all_of": [fp8(first, [*BY_ROWS, _BY_TENSOR]), fp8(second, _KNOWN)],
     }  # fmt: skip
 
 
@@ -103,7 +103,7 @@ KERNELS: tuple[Kernel, ...] = (
         id="cuda.gated_mlp.fp8_a8_fused", op="gated_mlp",
         when=match({
             **TRITON, **_GATED, "shape.K": f"%16,{ROW_LIMIT}", "shape.N": "%16",
-            "all_of": [_fp8("gate_up", _BY_ROWS), _fp8("down", [*_BY_ROWS, _BY_TENSOR])],
+            "all_of": [fp8("gate_up", BY_ROWS), fp8("down", [*BY_ROWS, _BY_TENSOR])],
         }),
         prepare="phyai_backend_cuda.gated.mlp:prepare", capture=Capture.AFTER_WARMUP,
         numerics=Numerics(reproducible=True, accumulation="fp22"), band=Band.OPTIMIZED, rank=-2,

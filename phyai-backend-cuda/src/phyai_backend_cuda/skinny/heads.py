@@ -36,12 +36,12 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         if not len(x):
             return q
         place = q if pairwise(q) else torch.empty_like(q, memory_format=torch.contiguous_format)
-        direct, caches = pairwise(k_cache) and pairwise(v_cache), (k_cache, v_cache)
+        direct, caches = pairwise(k_cache) and pairwise(v_cache), [k_cache, v_cache]
         positions, at = positions.contiguous(), slots.contiguous()
         if not direct:  # rows by themselves, to be put in their places
-            caches = tuple(torch.empty(1, len(x), *c.shape[2:], dtype=c.dtype, device=c.device) for c in caches)
+            caches = [torch.empty(1, len(x), *c.shape[2:], dtype=c.dtype, device=c.device) for c in caches]
             at = torch.arange(len(x), device=x.device)
-        product.launch(x, place, head_arguments(place, positions, at, cos_sin, *caches))
+        product.launch(x, place, head_arguments(place, positions, at, cos_sin, caches[0], caches[1]))
         if place is not q:
             q.copy_(place)
         if not direct:

@@ -1,0 +1,191 @@
+// y[M, N] = act(x · Wᵀ + bias): one tile of 128 × COLUMNS a block, so wide that the tiles of a call fill the processors.
+//
+// x is [M, K] and W [N, K], both of one 16-bit type, as y is; or (FP8) both e4m3 with a scale for each row, and y bf16.
+// A cluster shares what it fetches: ACROSS blocks beside each other along M the same rows of W, ALONG blocks along N the
+// same rows of x; each fetches its part for all. SPLIT 2: two such groups have half of K each, and of each tile each block
+// ends with half the columns of both partial sums.
+// Three warp groups: one thread of the first fetches, the two others multiply 64 rows each.
+//
+// Of a launch that overlaps only W and bias are read before the kernel in front has ended.
+#include "activations.cuh"
+#include "tma.cuh"
+#include "wgmma_wide.cuh"
+
+#define BM 128  // rows of a block
+#define ROW 128  // bytes of K at a time
+#ifdef FP8
+#define STEP ROW
+#else
+#define STEP (ROW / 2)
+#endif
+#define A_BYTES (BM * ROW)
+#define STAGE (A_BYTES + COLUMNS * ROW)
+#define AHEAD 2  // steps of weights asked for before the kernel in front has ended
+#define GROUP (ACROSS * ALONG)  // blocks that share operands
+#define CLUSTER (GROUP * SPLIT)
+#define SOURCES (ACROSS + ALONG - 1)  // blocks that a block fetches for, and that fetch for it
+#define KEPT (COLUMNS / SPLIT)  // columns that a block ends with
+#define UNITS (KEPT / 8)  // of 16 bytes, of a row of y
+#define PITCH (16 * (UNITS | 1))  // bytes between rows of y in shared memory: no two of eight in the same banks
+
+extern "C" __global__ void __launch_bounds__(384, 1) dense(
+    const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight, const elem* bias, elem* y,
+    long long y_row, int M, int N, int K
+#ifdef FP8
+    , const float* row_scale, const float* column_scale
+#endif
+) {
+    extern __shared__ char raw[];
+    const u32 base = (smem_u32(raw) + 1023) & ~1023u;
+    const u32 exchange = base + STAGES * STAGE;  // partial sums from the block with the other half of K
+    const u32 biases = exchange + (SPLIT - 1) * BM * KEPT * 4, full = biases + COLUMNS * 8, empty = full + 8 * STAGES;
+    const u32 met = empty + 8 * STAGES;
+    const int group = threadIdx.x / 128;
+    const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
+    const int across = rank % ACROSS, along = rank / ACROSS % ALONG, half = rank / GROUP;
+    const int row_clusters = (M + ACROSS * BM - 1) / (ACROSS * BM), cluster = blockIdx.x / CLUSTER;
+    const int m = (cluster % row_clusters * ACROSS + across) * BM;
+    const int n = (cluster / row_clusters * ALONG + along) * COLUMNS;
+    const int all = (K + STEP - 1) / STEP, first = half * ((all + SPLIT - 1) / SPLIT);
+    const int steps = min(all - first, (all + SPLIT - 1) / SPLIT), ahead = min(steps, AHEAD);
+
+    launch_next();
+    if (threadIdx.x == 0) {
+        prefetch_map(weight);
+        prefetch_map(x);
+        for (int s = 0; s < STAGES; s++) {
+            mbar_init(full + 8 * s, 1);
+            mbar_init(empty + 8 * s, 2 * SOURCES);  // both multiplying groups of each block that it fetches for
+        }
+        mbar_init(met, 1);
+        fence_barriers();
+        if (SPLIT > 1) mbar_expect(met, BM * KEPT * 4);
+    }
+    __syncthreads();
+    if (CLUSTER > 1) { cluster_arrive_relaxed(); cluster_wait(); }
+
+    const u32 row_mask = ((1u << ACROSS) - 1) << (half * GROUP + along * ACROSS);  // who has the same columns
+    const auto load_weight = [&](int k) {
+        const int s = k % STAGES, part = COLUMNS / ACROSS;
+        const u32 to = base + s * STAGE + A_BYTES + across * part * ROW;
+        mbar_expect(full + 8 * s, STAGE);
+        if (ACROSS > 1) tile_load_all(to, weight, (first + k) * STEP, n + across * part, full + 8 * s, row_mask);
+        else tile_load(to, weight, (first + k) * STEP, n, full + 8 * s);
+    };
+    if (threadIdx.x == 0) for (int k = 0; k < ahead; k++) load_weight(k);
+    wait_previous();
+
+    if (group == 0) {
+        fewer_registers<40>();
+        if (threadIdx.x == 0) {
+            u32 column_mask = 0;  // who has the same rows
+            for (int i = 0; i < ALONG; i++) column_mask |= 1u << (half * GROUP + i * ACROSS + across);
+            const auto load_x = [&](int k) {
+                const int s = k % STAGES, part = BM / ALONG;
+                const u32 to = base + s * STAGE + along * part * ROW;
+                if (ALONG > 1) tile_load_all(to, x, (first + k) * STEP, m + along * part, full + 8 * s, column_mask);
+                else tile_load(to, x, (first + k) * STEP, m, full + 8 * s);
+            };
+            for (int k = 0; k < steps; k++) {
+                if (k >= STAGES) mbar_wait(empty + 8 * (k % STAGES), (k / STAGES + 1) & 1);
+                if (k >= ahead) load_weight(k);
+                load_x(k);
+            }
+        }
+        __syncwarp();
+        if (CLUSTER > 1) { cluster_arrive_relaxed(); cluster_wait(); }
+        return;
+    }
+
+    more_registers<232>();
+    if (threadIdx.x - 128 < COLUMNS) {
+        const int column = n + threadIdx.x - 128;
+        store_shared(biases + 4 * (threadIdx.x - 128), bias && column < N ? static_cast<float>(bias[column]) : 0.0f);
+#ifdef FP8
+        store_shared(biases + 4 * (COLUMNS + threadIdx.x - 128), column < N ? column_scale[column] : 0.0f);
+#endif
+    }
+    const int mine = group - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    // one lane for each block that fetches for this one
+    const int source = lane < ACROSS ? along * ACROSS + lane : ((lane - ACROSS) + (lane - ACROSS >= along)) * ACROSS + across;
+    const bool tells = warp == 0 && lane < SOURCES;
+    const u32 there = CLUSTER > 1 ? peer(empty, half * GROUP + (tells ? source : 0)) : empty;
+    const auto release = [&](int k) {
+        if (!tells) return;
+        if (CLUSTER > 1) mbar_arrive_at(there + 8 * (k % STAGES));
+        else mbar_arrive(there + 8 * (k % STAGES));
+    };
+#ifdef FP8
+    const int scaled = m + mine * 64 + warp * 16 + lane / 4;
+    const float scales[2] = {scaled < M ? row_scale[scaled] : 0.0f, scaled + 8 < M ? row_scale[scaled + 8] : 0.0f};
+#endif
+    float d[COLUMNS / 2];
+    for (int k = 0; k < steps; k++) {
+        const int s = k % STAGES;
+        mbar_wait(full + 8 * s, k / STAGES & 1);
+        const u64 a = uniform_desc(base + s * STAGE + mine * (64 * ROW));
+        const u64 b = uniform_desc(base + s * STAGE + A_BYTES);
+        gmma_fence();
+#pragma unroll
+        for (int j = 0; j < ROW / 32; j++) multiply(d, a + 2 * j, b + 2 * j, k | j);
+        gmma_commit();
+        if (k) {
+            gmma_wait<1>();
+            release(k - 1);
+        }
+    }
+    gmma_wait<0>();
+    if (CLUSTER > 1) cluster_arrive_relaxed();  // no block ends while another may still write to it
+
+    // Thread t of a warp has rows t / 4 and t / 4 + 8 of its warp's 16, columns 8·j + 2·(t % 4) and the next in d[4·j …].
+#if SPLIT > 1
+    const u32 other = peer(exchange, rank ^ GROUP), arrived = peer(met, rank ^ GROUP);
+#pragma unroll
+    for (int j = 0; j < UNITS; j++) {
+        float v[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            v[e] = half ? d[4 * j + e] : d[4 * (UNITS + j) + e];
+            d[4 * j + e] = half ? d[4 * (UNITS + j) + e] : d[4 * j + e];
+        }
+        push4(other + (j * 256 + threadIdx.x - 128) * 16, arrived, v);
+    }
+    mbar_wait(met, 0);
+#pragma unroll
+    for (int j = 0; j < UNITS; j++) {
+        const float4 v = as_float4(load_shared4(exchange + (j * 256 + threadIdx.x - 128) * 16));
+        d[4 * j] += v.x, d[4 * j + 1] += v.y, d[4 * j + 2] += v.z, d[4 * j + 3] += v.w;
+    }
+#endif
+    named_barrier(1, 256);  // what was multiplied is not needed any more: the result goes where it was
+    const u32 place = base + (mine * 64 + warp * 16) * PITCH, mine_bias = biases + (half * KEPT + 2 * (lane % 4)) * 4;
+    const int row = m + mine * 64 + warp * 16, column = n + half * KEPT;
+#pragma unroll
+    for (int j = 0; j < UNITS; j++) {
+        const float2 b = load_shared2(mine_bias + 32 * j);
+#ifdef FP8
+        const float2 s = load_shared2(mine_bias + 32 * j + 4 * COLUMNS);
+#pragma unroll
+        for (int e = 0; e < 4; e++) d[4 * j + e] *= scales[e / 2] * (e % 2 ? s.y : s.x);
+#endif
+#pragma unroll
+        for (int e = 0; e < 4; e++) d[4 * j + e] = activate(d[4 * j + e] + (e % 2 ? b.y : b.x));
+    }
+    const auto pair = [&](int j, int e) { return pack_elem(d[4 * j + e], d[4 * j + e + 1]); };
+#pragma unroll
+    for (int j = 0; j < UNITS / 2 * 2; j += 2)  // matrix lane / 8: rows 0–7 and 8–15 of eight columns, then of the next eight
+        store_matrices(place + (lane % 16) * PITCH + (j + lane / 16) * 16, pair(j, 0), pair(j, 2), pair(j + 1, 0), pair(j + 1, 2));
+    if (UNITS % 2) {
+        const u32 to = place + lane / 4 * PITCH + (UNITS - 1) * 16 + 4 * (lane % 4);
+        store_shared(to, pair(UNITS - 1, 0));
+        store_shared(to + 8 * PITCH, pair(UNITS - 1, 2));
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = lane; i < 16 * UNITS; i += 32) {
+        const int r = i / UNITS, c = i % UNITS;
+        if (row + r < M && column + 8 * c < N)
+            *reinterpret_cast<uint4*>(y + (row + r) * y_row + column + 8 * c) = load_shared4(place + r * PITCH + 16 * c);
+    }
+    if (CLUSTER > 1) cluster_wait();
+}
