@@ -56,7 +56,7 @@ def facts_of(weight: torch.Tensor | QuantizedWeight, prefix: str = "") -> dict[s
 
 
 def products(table: Rows) -> None:
-    for m in (50, 10):
+    for m in (50, 10, 1):
         for name, (n, k) in SIZES.items():
             what, flops = f"expert {name} M={m} N={n} K={k}", 2 * m * n * k
             for form, scheme in FORMS.items():
@@ -69,7 +69,7 @@ def products(table: Rows) -> None:
 
 def feed_forward(table: Rows) -> None:
     (columns, k), (n, width) = SIZES["gate_up"], SIZES["down"]
-    for m in (50, 10):
+    for m in (50, 10, 1):
         what, flops = f"gated_mlp M={m} K={k} I={width} N={n}", 2 * m * (columns * k + n * width)
         for form, scheme in FORMS.items():
             gate_up, down = weights_of(columns, k, scheme), weights_of(n, width, scheme)

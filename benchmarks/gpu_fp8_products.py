@@ -163,7 +163,7 @@ def passes(table: Table) -> None:
 
 
 def activation(m: int, columns: int, width: int, gated: bool, static: bool) -> Callable[[], Any]:
-    from phyai_backend_cuda.quantized.kernels import activate_quantize
+    from phyai_backend_cuda.quantized.activated import activate_quantize
 
     x, codes = normal(m, columns), torch.empty(m, width, dtype=FP8, device="cuda")
     scales = torch.empty(m, device="cuda")

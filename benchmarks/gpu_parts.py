@@ -90,11 +90,29 @@ def compiled(pool: ProcessPoolExecutor, name: str, defines: Sequence[dict[str, i
         print(problem, flush=True)
 
 
+def joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """``new``, and behind its rows those of ``old`` that are of kinds of which ``new`` has none, with their command.
+
+    >>> same = {"device": "H200", "torch": "2.11"}
+    >>> old = {**same, "command": "a", "rows": [{"kind": "check", "n": 1}, {"kind": "time", "n": 2}]}
+    >>> new = {**same, "command": "b", "rows": [{"kind": "time", "n": 3}]}
+    >>> joined(old, new)["rows"], joined(old, new)["earlier"]
+    ([{'kind': 'time', 'n': 3}, {'kind': 'check', 'n': 1}], {'check': 'a'})
+    """
+    kinds = {row["kind"] for row in new["rows"]}
+    kept = [row for row in old["rows"] if row["kind"] not in kinds]
+    earlier = {row["kind"]: old.get("earlier", {}).get(row["kind"], old["command"]) for row in kept}
+    return {**new, "earlier": earlier, "rows": [*new["rows"], *kept]}
+
+
 def main_of(
     parser: argparse.ArgumentParser, parts: Mapping[str, Callable[[Report], None]],
     ahead: Callable[[ProcessPoolExecutor], None],
 ) -> None:  # fmt: skip
-    """Each part in a process of its own, so that one that breaks the device does not take the others down."""
+    """Each part in a process of its own, so that one that breaks the device does not take the others down.
+
+    With ``--only``, what the report at ``--out`` has of other kinds stays, if the same device and torch made it.
+    """
     parser.add_argument("--out", type=Path, required=True, help="where the report goes, JSON")
     parser.add_argument("--only", nargs="*", default=list(parts), choices=list(parts))
     parser.add_argument("--part", help=argparse.SUPPRESS)
@@ -106,6 +124,11 @@ def main_of(
         return
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     lines.unlink(missing_ok=True)
+    made_by = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    partly = set(arguments.only) != set(parts)
+    old = json.loads(arguments.out.read_text()) if partly and arguments.out.exists() else None
+    if old and any(old[name] != made_by[name] for name in made_by):
+        parser.error(f"{arguments.out} is of {old['device']}, torch {old['torch']}; give another --out")
     begun = time.monotonic()
     with ProcessPoolExecutor(14) as pool:
         ahead(pool)
@@ -121,8 +144,10 @@ def main_of(
             broken.append({"part": part, "code": code})
     rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     report = {
-        "command": command_of(sys.argv), "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "command": command_of(sys.argv), **made_by,
         "seconds": round(time.monotonic() - begun), "broken": broken, "rows": rows,
     }  # fmt: skip
+    if old:
+        report = joined(old, report)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     lines.unlink(missing_ok=True)

@@ -37,6 +37,7 @@ GROUPS = TensorQuant("int4", "group", group_size=64, scale_dtype="bf16")
 GEMM = ArgSpec("", {"M": 6, "N": 72, "K": 512}, {}, {}, ("bias",))
 MLP = ArgSpec("", {"M": 6, "K": 128, "I": 192, "N": 40}, {}, {"activation": "gelu_tanh"})
 PAIRS = ArgSpec("", {"M": 6, "N": 4616, "K": 640}, {}, {}, ("bias",))  # 128 rows of W to a block
+WHOLE = ArgSpec("", {"M": 50, "N": 136, "K": 1024}, {}, {}, ("bias",))  # K not shared, x as a whole
 PAIRS_MLP = ArgSpec("", {"M": 6, "K": 640, "I": 2304, "N": 40}, {}, {"activation": "silu"})
 QKV = {
     "T": 9, "K": 512, "pages": 3, "page_size": 8, "max_position": 64, "heads": 3, "kv_heads": 2, "head_dim": 64,
@@ -53,6 +54,7 @@ CALLS: list[tuple[str, ArgSpec, TensorQuant | None]] = [
     ("cuda.gemm.skinny_16bit", attrs.evolve(GEMM, dtypes={"x": "fp16"}), None),
     ("cuda.gemm.skinny_16bit", PAIRS, None),
     ("cuda.gemm.skinny_16bit", attrs.evolve(PAIRS, dtypes={"x": "fp16"}), None),
+    ("cuda.gemm.skinny_16bit", WHOLE, None),
     ("cuda.gemm.skinny_fp8", GEMM, TensorQuant("fp8_e4m3", "channel")),
     ("cuda.gemm.skinny_fp8", attrs.evolve(GEMM, dtypes={"x": "fp16"}), TensorQuant("fp8_e4m3", "tensor")),
     ("cuda.gemm.skinny_int4", GEMM, GROUPS),

@@ -146,7 +146,9 @@ FORMS = ({}, {"bits": 8}, {"bits": 4, "group": 128}, {"activation": "silu"})
 def test_the_experts_products_are_cut_as_measured(n: int, k: int, splits: int, form: dict[str, Any]) -> None:
     shape = shape_for(n, k, **form)
     assert shape is not None
-    if splits == 1 and shape.bits == 16:
+    if (n, form) == (2560, {}):  # 40 blocks: K is not shared, and x lies there as a whole
+        assert (shape.block_rows, shape.splits, shape.tiles, shape.x_ring, shape.ring) == (64, 1, 40, 16, 8)
+    elif splits == 1 and shape.bits == 16:
         assert (shape.block_rows, shape.splits, shape.tiles) == (128, 2, 64)
     else:
         assert (shape.block_rows, shape.splits, shape.tiles) == (64, splits, n // 64)
@@ -165,6 +167,23 @@ def test_two_blocks_take_128_rows_where_x_would_not_fit_beside_64(n: int, k: int
     shape = shape_for(n, k, processors=processors)
     assert shape is not None
     assert shape.block_rows == rows
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "processors", "more", "splits"),
+    [
+        (4224, 1024, 132, {}, 1), (4288, 1024, 132, {}, 2), (2560, 1024, 79, {}, 1), (2560, 2048, 132, {}, 2),
+        (2560, 1024, 132, {"residual": True}, 2), (2560, 1024, 132, {"activation": "silu"}, 2),
+        (2560, 1024, 132, {"half": True}, 1), (2560, 1024, 132, {"bits": 8}, 2),
+    ],
+)  # fmt: skip
+def test_k_is_not_shared_where_two_launches_have_a_processor_for_each_block(
+    n: int, k: int, processors: int, more: dict[str, Any], splits: int
+) -> None:
+    shape = shape_for(n, k, processors=processors, **more)
+    assert shape is not None
+    assert shape.splits == splits
+    assert max(map(shape.shared, range(1, 65))) <= 227 * 1024
 
 
 def test_only_whole_pairs_can_be_run() -> None:

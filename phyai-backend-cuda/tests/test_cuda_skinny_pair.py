@@ -81,9 +81,8 @@ def test_every_weight_is_multiplied_once(gated: bool, pairs: int, chunks: int, c
     n = pairs * 128 - (0 if gated else cut * 8)
     columns, met = n // 2 if gated else n, torch.zeros(n, 2 * chunks, dtype=torch.int32)
     for y in range(pairs + spare):
-        turn = 0 if gated else y % chunks
         for split in range(2):
-            walked = [split * chunks + (c + turn if c + turn < chunks else c + turn - chunks) for c in range(chunks)]
+            walked = [split * chunks + c for c in range(chunks)]
             for tile in (2 * y, 2 * y + 1):
                 for r in range(64):
                     column = output(gated, tile, r // 16, r % 8, r // 8 % 2)

@@ -117,6 +117,28 @@ def test_a_gated_mlp_is_its_parts(catalog: Catalog, name: str) -> None:
     assert_close(call, [out], want, name)
 
 
+@pytest.mark.parametrize("op", ["gated_mlp", "qkv_rope_kv_write"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_a_norm_and_the_block_behind_it_give_the_bits_of_the_two_calls(catalog: Catalog, op: str, dtype: str) -> None:
+    name = "small.odd" if op == "gated_mlp" else "small.paged"
+    call, apart = (small(f"rms_norm_add_{op}", name, dtype) for _ in range(2))
+    d = dispatcher(catalog)
+    site = bind(d, call)
+    got = site.run(*call.inputs.values())
+    assert {s.op.name for s in site.inner} == {"rms_norm_add", op}
+    attrs = {name: apart.attrs[name] for name in ("eps", "offset")}
+    norm_dtypes = {name: call.dtypes[name] for name in ("x", "residual")}
+    norm = d.bind("rms_norm_add", weights={"weight": apart.weights.pop("norm_weight")}, attrs=attrs, dtypes=norm_dtypes)
+    x, residual, *others = apart.inputs.values()
+    own = {name: value for name, value in apart.attrs.items() if name not in attrs}
+    dtypes = {t.name: call.dtypes[t.name] for t in OPS[op].inputs}
+    block = d.bind(op, weights=apart.weights, attrs=own, dtypes=dtypes)
+    assert torch.equal(got, block.run(norm.run(x, residual), *others))
+    assert all(
+        torch.equal(mine, theirs) for mine, theirs in zip(call.inputs.values(), apart.inputs.values(), strict=True)
+    )
+
+
 @pytest.mark.parametrize("given_out", [False, True])
 @pytest.mark.parametrize("name", ["small.odd", "small.plain", "small.fc1_bias", "small.fp32", "small.fp64"])
 def test_an_mlp_is_its_parts(catalog: Catalog, name: str, given_out: bool) -> None:

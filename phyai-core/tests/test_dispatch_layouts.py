@@ -184,6 +184,27 @@ def test_a_restriction_on_a_composite_decides_about_its_weights_too():
     assert site.decide(M=3).kernel.id == "fused.gated_mlp"
 
 
+def test_weights_of_a_part_of_a_part_are_lowered_as_the_calls_that_read_them():
+    norm = kernel("reference.rms_norm_add.q", band=Band.REFERENCE, op="rms_norm_add")
+    catalog = Catalog.build([attrs.evolve(REFERENCE, kernels=(*REFERENCE.kernels, norm)), TILES])
+    gate_up, down = weight(12, 8), weight(8, 6, seed=2)
+    quant = {
+        f"parts.block.parts.{n}.{f}": v for n, w in (("gate_up", gate_up), ("down", down)) for f, v in w.facts().items()
+    }
+    site = dispatcher(rule(("reference.*",), layer="mlp.down"), catalog=catalog).bind(
+        "rms_norm_add_gated_mlp", layer="mlp", facts={**quant, "parts.block.layer": "mlp"}, dtypes={"x": "fp32"},
+        weights={"norm_weight": torch.ones(8), "gate_up": gate_up, "down": down}, attrs={"activation": "silu"},
+    )  # fmt: skip
+    assert [site.weights[name].layout for name in ("gate_up", "down")] == ["turned", "plain"]
+    decision = site.decide(M=3)
+    assert decision.parts["block"].parts["gate_up"].kernel.id == "tiles.gemm.w8"
+    asked = {f"parts.block.parts.gate_up.{name}": value for name, value in W8.facts().items()}
+    explained = explain_call(
+        "rms_norm_add_gated_mlp", {**asked, "dtype.x": "fp32"}, catalog, Policy(), Environment(Device("cpu"))
+    )
+    assert "part block.gate_up: layout turned" in to_text(explained)
+
+
 def test_a_composite_that_calls_its_rows_otherwise_is_lowered_for_them():
     few = kernel("tiles.gemm.few", ("turned",), when={"shape.M": "<=64"})
     tiles = Plugin(PluginStatus("tiles"), kernels=(few,), quant_formats=(TURNED,))

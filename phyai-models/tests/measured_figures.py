@@ -30,6 +30,8 @@ FP8 = {
     "prefix qkv": {"M": 968, "N": 2560, "K": 2048}, "prefix o": {"M": 968, "N": 2048, "K": 2048},
     "prefix gate_up": {"M": 968, "N": 32768, "K": 2048}, "prefix down": {"M": 968, "N": 2048, "K": 16384},
     "prefix block": {"M": 968, "K": 2048, "I": 16384, "N": 2048},
+    "norm and feed-forward block": {"M": 968, "K": 2048, "I": 16384, "N": 2048},
+    "norm, qkv, rope and cache": {"T": 968, "N": 2560, "K": 2048},
     "expert qkv": {"M": 50, "N": 2560, "K": 1024}, "expert o": {"M": 50, "N": 1024, "K": 2048},
     "expert gate_up": {"M": 50, "N": 8192, "K": 1024}, "expert down": {"M": 50, "N": 1024, "K": 4096},
 }  # fmt: skip
@@ -130,7 +132,7 @@ def _alone() -> Iterator[Figure]:
 
 
 def _fp8() -> Iterator[Figure]:
-    for row in _rows("rows_fp8.json"):
+    for row in (*_rows("rows_fp8.json"), *_rows("rows_a8.json")):
         if row.get("call") in FP8 and re.fullmatch(r"(cuda|torch|humming|flashinfer)\.\S+", row["kernel"]):
             yield row["kernel"].split(".")[1], FP8[row["call"]], row["kernel"], row["us"]
 

@@ -77,13 +77,21 @@ def inference(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=Fal
 
 
 def decisions(device, policy, catalog, **more):
-    """``{(role, op, dimension M or T): kernel id}`` of :func:`inference`, which takes what is said."""
+    """``{(role, op or op.part): kernel ids}`` of :func:`inference`, which takes what is said. A part that is composite
+    too counts as a call of its op as well."""
     found = {}
-    for site, decision in inference(device, policy, catalog, **more):
-        role = site.static["role"]
-        found.setdefault((role, site.op.name), set()).add(decision.kernel.id)
+
+    def note(role, op, decision):
+        found.setdefault((role, op), set()).add(decision.kernel.id)
         for name, kernel in of_parts(decision):
-            found.setdefault((role, f"{site.op.name}.{name}"), set()).add(kernel)
+            found.setdefault((role, f"{op}.{name}"), set()).add(kernel)
+        if decision.kernel.id.startswith("decomposed."):
+            for part in decision.parts.values():
+                if part.parts:
+                    note(role, part.op, part)
+
+    for site, decision in inference(device, policy, catalog, **more):
+        note(site.static["role"], site.op.name, decision)
     return {key: sorted(ids) for key, ids in found.items()}
 
 

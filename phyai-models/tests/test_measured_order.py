@@ -31,7 +31,7 @@ STEP_NOISE = 1.005
 REQUESTS = [("pi05", True), ("pi05", False), ("pi0", True)]
 POLICIES = {
     "pi05": [None, "h200_bf16", "h200_fp8", "sm90_bf16", "fp8_w8a8"],
-    "pi0": [None, "h200_bf16"],
+    "pi0": [None, "h200_bf16", "h200_fp8"],
 }
 CASES = [
     *((family, name, fixed, 1) for family, fixed in REQUESTS for name in POLICIES[family]),

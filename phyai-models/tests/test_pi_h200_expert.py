@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 TINY = ROOT / "examples" / "pi05-tiny"
 POLICY = ROOT / "policies" / "pi05" / "h200_int4_expert.yaml"
 EXPERT = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
-PREFIX = EXPERT[4:]
+PREFIX = [(i, name) for i in range(18) for name in EXPERT[4:]] + [(i, name) for i in range(17) for name in EXPERT[:3]]
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +25,12 @@ def policy(catalog):
     return loaded.policy
 
 
-def test_the_expert_and_the_prefixs_feed_forward_are_quantized_and_nothing_else(policy):
+def test_the_expert_and_the_prefix_but_attentions_output_are_quantized_and_nothing_else(policy):
     plan = plan_from_policy(policy.quantization)
     found = {path: plan.scheme(path) for path in matrix_paths(PiConfig.standard("pi05")).values()}
     found = {path: one.name for path, one in found.items() if one is not None}
     wanted = {f"pi05.expert.layers.{i}.{name}": "w4a16_g128" for i in range(18) for name in EXPERT}
-    wanted |= {f"pi05.language_model.layers.{i}.{name}": "fp8_a8_channel" for i in range(18) for name in PREFIX}
+    wanted |= {f"pi05.language_model.layers.{i}.{name}": "fp8_a8_channel" for i, name in PREFIX}
     assert found == wanted
 
 
@@ -44,7 +44,8 @@ def test_an_h200_runs_the_expert_in_launches_that_overlap(policy, catalog):
     norm = next(d for site, d in inference("h200", policy, catalog) if site.op.name == "ada_rms_norm")
     assert norm.params == {"release": "late"}  # behind a long launch, quantized ones are not to pile up
     assert ("expert", "expert_steps") not in found
-    assert found["prefix", "gated_mlp"] == ["cuda.gated_mlp.fp8_a8_fast"]
+    for op in ("rms_norm_add_gated_mlp", "rms_norm_add_qkv_rope_kv_write", "qkv_rope_kv_write"):
+        assert found["prefix", op] == [f"cuda.{op}.fp8_a8_fast"]
 
 
 def test_there_its_matrices_lie_as_those_launches_read_them(policy, catalog):

@@ -209,10 +209,16 @@ class Catalog:
 
 
 def op_vocabulary(op: Op) -> Vocabulary:
-    """The facts of one op's calls: the core's, the op's, and its parts' ``parts.<name>.quant.*``; of a part that is
-    composite itself, its parts' (``parts.<name>.parts.<inner>.quant.*``)."""
-    own = [spec for spec in CORE_FACTS if spec.name.startswith("quant.")]
-    parts = [attrs.evolve(spec, name=f"{head}{spec.name}") for head, _ in innermost(op.parts) for spec in own]
+    """The facts of one op's calls: the core's, the op's, and of its parts ``parts.<name>.layer`` and, where they are no
+    composites themselves, ``parts.<name>.quant.*`` (else their parts', ``parts.<name>.parts.<inner>.quant.*``)."""
+    heads = [(f"parts.{part.name}.", "layer") for part in op.parts]
+    heads += [(head, "quant.") for head, _ in innermost(op.parts)]
+    parts = [
+        attrs.evolve(spec, name=f"{head}{spec.name}")
+        for head, family in heads
+        for spec in CORE_FACTS
+        if spec.name.startswith(family)
+    ]
     return Vocabulary((*CORE_FACTS, *op.fact_specs(), *parts))
 
 

@@ -77,17 +77,17 @@ def as_resolved(kernel: Kernel, parts: Mapping[str, Decision]) -> Kernel:
 def part_facts(op: Op, part: Part, part_op: Op, facts: Mapping[str, FactValue]) -> Facts:
     """The facts of one part's call, from those of the composite's call.
 
-    The part keeps the composite's role, phase, model, device and libraries; its layer is
+    The part keeps the composite's role, phase, model, device and libraries; its layer is ``parts.<part>.layer``, or
     ``<layer>.<part>`` (see :attr:`phyai.op.Part.layer`); its ``quant.*``, and what begins with ``parts.``, are the
-    composite's ``parts.<part>.quant.*`` and ``parts.<part>.parts.*``. A dimension or attribute that
-    follows from a dimension that is not known yet is left out.
+    composite's ``parts.<part>.quant.*`` and ``parts.<part>.parts.*``. A dimension or attribute that follows from a
+    dimension that is not known yet is left out.
     """
     dims = {name[6:]: value for name, value in facts.items() if name.startswith("shape.") and isinstance(value, int)}
     dtypes = {name[6:]: str(value) for name, value in facts.items() if name.startswith("dtype.")}
     extra = {name: value for name, value in facts.items() if name in _INHERITED or name.startswith(_INHERITED_FAMILIES)}
     head = f"parts.{part.name}."
     extra |= {name[len(head) :]: value for name, value in facts.items() if name.startswith(head)}
-    if "layer" in facts:
+    if "layer" in facts and "layer" not in extra:
         behind = part.name if part.layer is None else part.layer
         extra["layer"] = f"{facts['layer']}.{behind}" if behind else facts["layer"]
     part_dtypes = _part_dtypes(op, part, part_op, dtypes)
@@ -170,6 +170,17 @@ def form_of(op: Op, weight: str) -> str:
     return "".join(f"parts.{part.name}." for part in readers(op, weight))
 
 
+def part_name(fact: str) -> str:
+    """The name of the part, in parts of parts, whose fact of a composite op's call this is.
+
+    >>> part_name("parts.down.quant.layout"), part_name("parts.block.parts.down.quant.layout")
+    ('down', 'block.down')
+    """
+    name, *rest = fact.removeprefix("parts.").split(".", 1)
+    below = rest[0] if rest else ""
+    return f"{name}.{part_name(below)}" if below.startswith("parts.") else name
+
+
 def innermost(parts: Iterable[Part]) -> Iterator[tuple[str, Part]]:
     """The parts that are no composites themselves, each with what its facts begin with among the whole's, and with its
     weights by the whole's names."""
@@ -205,7 +216,7 @@ def part_weights(part: Part, weights: Mapping[str, Any]) -> dict[str, Any]:
     own: dict[str, Any] = {}
     for name, source in part.weights.items():
         value = weights.get(source)
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and not part.parts:
             own |= value
         elif value is not None:
             own[name] = value

@@ -1,1 +1,2 @@
-"""Attention with few queries and many keys: ``csrc/attention.cu``."""
+"""Attention over a cache: few queries and many keys (``csrc/attention.cu``), and many queries
+(``csrc/attention_prefill.cu``)."""

@@ -70,7 +70,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
             shared_bytes=shared_bytes(splits), cluster=splits,
         )  # fmt: skip
 
-    kernels = {splits: kernel(splits) for splits in (1, 2)}
+    kernel(int(params.get("splits") or 2))  # what does not compile is known now; a batch's other one at its first call
 
     def run(
         q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None = None,
@@ -90,7 +90,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
             )  # fmt: skip
             tiles = tiles_of(len(q), state.requests, group)
             splits = int(params.get("splits") or splits_for(tiles * kv_heads, processors))
-            kernels[splits].launch((splits * tiles, kv_heads), THREADS, arguments, current_stream(), overlap=overlap)
+            kernel(splits).launch((splits * tiles, kv_heads), THREADS, arguments, current_stream(), overlap=overlap)
         return o if direct or out is None else out.copy_(o)
 
     return Prepared(run, plan=planner(resources), plan_key=PLAN_KEY)

@@ -9,10 +9,10 @@
 
 // M8, ACTIVATION: see skinny.cuh. CHUNKS: chunks of 64 of K of a block; K is twice as much.
 // A unit is 64 rows of W by 64 of K. FLIGHT: units in flight; with more x waits longer, with fewer the units do. The last
-// three chunks, RING units, stay in shared memory. TURNED: neighbours begin at different chunks, so not all ask for the
-// same lines of x at once. LEAVING: weights go from L2 before all else. Settings are those that measured fastest.
-constexpr int UNIT = 8192, UNITS = 2 * CHUNKS, RING = 6, HELD = UNITS - RING, FLIGHT = GATED ? 4 : 5;
-constexpr bool TURNED = !GATED, LEAVING = GATED;
+// three chunks, RING units, stay in shared memory. LEAVING: weights go from L2 before all else; not where outputs are
+// many. Settings are those that measured fastest.
+constexpr int UNIT = 8192, UNITS = 2 * CHUNKS, RING = 6, HELD = UNITS - RING, FLIGHT = 4;
+constexpr bool LEAVING = GATED || M8 <= 2;
 constexpr int OUT = GATED ? 32 : 64;               // outputs of a tile
 constexpr int MATRICES = GATED ? M8 : 2 * M8;      // of eight rows of x by eight outputs, of a warp
 static_assert(CHUNKS >= 4 && FLIGHT < RING, "");
@@ -20,10 +20,9 @@ static_assert(CHUNKS >= 4 && FLIGHT < RING, "");
 struct Block {
     const Params& p;
     u32 w;  // of shared memory
-    int first, turn, tile;  // chunk of K, chunks by which it is turned, tile of 64 rows of W
+    int first, tile;  // chunk of K, tile of 64 rows of W
     u64 policy;
 
-    __device__ int turned(int c) const { return TURNED && c + turn >= CHUNKS ? c + turn - CHUNKS : c + turn; }
     __device__ u32 slot(int u) const { return w + u % RING * UNIT; }
     // Row of W that is row r of tile t: with gates, rows of gate and of up take turns of eight, so that a thread has
     // both. Rows beyond the last are the last.
@@ -36,7 +35,7 @@ struct Block {
         for (int i = 0; i < 4; ++i) {
             const int r = i * 16 + threadIdx.x / 8, unit = threadIdx.x % 8;
             const u32 to = slot(u) + r * 128 + ((unit ^ (r & 7)) << 4);
-            const char* from = p.w + (size_t(row(u % 2, r)) * p.k + (first + turned(u / 2)) * 64 + unit * 8) * 2;
+            const char* from = p.w + (size_t(row(u % 2, r)) * p.k + (first + u / 2) * 64 + unit * 8) * 2;
             if (LEAVING) copy16_hint(to, from, policy);
             else copy16(to, from);
         }
@@ -53,8 +52,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) skinny_pair(const __grid_co
     launch_next();
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, split = cluster_rank();
     const u32 base = smem_u32(smem), parts = base + RING * UNIT, bar = parts + CHUNKS * XCHUNK;
-    const int turn = TURNED ? blockIdx.y % CHUNKS : 0, tile = blockIdx.y * 2;
-    const Block b{p, base, split * CHUNKS, turn, tile, LEAVING ? evict_first() : 0};
+    const Block b{p, base, split * CHUNKS, int(blockIdx.y) * 2, LEAVING ? evict_first() : 0};
 
     // ---- weights
     u32 held[HELD][16];
@@ -85,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) skinny_pair(const __grid_co
     wait_previous();
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-        x_rows.load(p, c, b.turned(c));
+        x_rows.load(p, c, c);
         copy_commit();
     }
     float acc[2][M8 * 4];

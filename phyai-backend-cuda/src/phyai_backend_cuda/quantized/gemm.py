@@ -1,4 +1,4 @@
-"""``cuda.gemm.fp8_a8``: inputs quantized in one launch, then ``torch._scaled_mm``."""
+"""``cuda.gemm.fp8_a8``: inputs quantized in one launch, then the product of codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.quantized.product import Fp8Product, placed
+from phyai_backend_cuda.quantized.product import placed, product_of
 from phyai_backend_cuda.triton_rows.common import overlapping
 
 OUTPUTS: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -20,7 +20,7 @@ def prepare(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources, *, fast: bool = False
 ) -> Prepared:
     options = overlapping(facts, params)
-    product = Fp8Product(
+    product = product_of(
         weights["weight"], weights.get("bias"), facts.under("quant"), resources, fast=fast, options=options
     )
     dtype, (n, k) = OUTPUTS[str(facts["dtype.y"])], weights["weight"].shape

@@ -12,7 +12,7 @@ from phyai.kernel import Band, Capture, Kernel, Numerics, Param
 from phyai.predicates import match
 
 from phyai_backend_cuda.records.conditions import ACTIVATIONS, HOPPER, OVERLAP, TRITON, same_dtype
-from phyai_backend_cuda.records.quantized import BY_ROWS, ROW_LIMIT, fp8
+from phyai_backend_cuda.records.quantized import BY_ROWS, ROW_LIMIT, a8
 
 #: SigLIP's products of three images take less time than cuBLAS's on an H200, alone and behind a launch that they may
 #: overlap: qkv 11.9 and 10.8 us for 12.0, o 7.0 and 6.2 for 7.1, down 18.0 and 15.7 for 20.1, the feed-forward block
@@ -51,7 +51,7 @@ KERNELS: tuple[Kernel, ...] = (
          doc="two such launches, the activation in the first"),
     _row("cuda.gemm.dense_fp8_a8", {**TRITON, **HOPPER, "dtype.x": ["bf16", "fp16", "fp32"], "dtype.y": "bf16",
                                     "dtype.bias": [None, "bf16"], "shape.N": "%16", "shape.K": f"%16,{ROW_LIMIT}",
-                                    **fp8(None, BY_ROWS)},
+                                    **a8("", "fp8_e4m3", BY_ROWS)},
          "fp8:prepare", numerics=Numerics(reproducible=True, accumulation="fp22"), params=(OVERLAP,),
          doc="inputs quantized in one launch, then such a launch of FP8 operands, accumulated fast"),
 )  # fmt: skip

@@ -24,6 +24,7 @@ PAIR_RING = 6  # units of 64 rows by 64 of K in shared memory
 SPLITS = (1, 2, 4, 8)
 MAX_CHUNKS = 16  # of a block: their loop is unrolled
 HELD = 8  # chunks in registers, 16 of them each
+ROOMY = 66  # blocks of a launch: with more, two launches have no processor for each
 LEAST_CHUNKS = 8  # of a block that shares K: with fewer the exchange costs more than they save
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 POINTERS = (
@@ -97,6 +98,12 @@ class Shape:
         return self.tiles * self.splits
 
     @property
+    def roomy(self) -> bool:
+        """A block takes a processor's shared memory for all of x and more of W; the launch behind has other ones."""
+        plain = not (self.activation or self.residual or self.heads)
+        return plain and self.bits == 16 and self.splits == 1 and self.blocks <= ROOMY
+
+    @property
     def held(self) -> int:
         """Chunks of W in registers before the kernel in front has ended."""
         return min(HELD, self.chunks // 2 if self.bits == 16 else self.chunks)
@@ -104,12 +111,13 @@ class Shape:
     @property
     def ring(self) -> int:
         """Chunks of 16-bit W in shared memory; where partial results lie there as well, fewer fit."""
-        return min(self.chunks - self.held, 6 if self.splits == 1 else 4) if self.bits == 16 else 0
+        fitting = 8 if self.roomy else 6 if self.splits == 1 else 4
+        return min(self.chunks - self.held, fitting) if self.bits == 16 else 0
 
     @property
     def x_ring(self) -> int:
         """Chunks of x in shared memory."""
-        return min(self.chunks, 8)
+        return min(self.chunks, MAX_CHUNKS if self.roomy else 8)
 
     def objection(self) -> str | None:
         """Why this cannot be run; None where it can."""
@@ -178,15 +186,18 @@ def shape_for(
     """The cut that measured fastest at shapes like this one, on an H200; None where no cut can be run.
 
     K is shared by as many blocks as have a processor each and eight chunks of K or more; where not even the fewest do,
-    by the fewest. That is the same for every format. Where it is one block for all of K, then of 16-bit weights x may
-    not fit beside a block's, and is refilled after the wait: 128 rows and half of K are as many bytes of W to a block,
-    and half as many of x. That is taken where more than half of the processors, and at most all, get such a block.
+    by the fewest. That is the same for every format. But a product of 16-bit weights that one block for all of K can
+    have is not shared where there are two processors for each of these blocks: nothing is exchanged then.
+
+    Where more processors get a block for all of K, then of 16-bit weights x may not fit beside a block's, and is
+    refilled after the wait: 128 rows and half of K are as many bytes of W to a block, and half as many of x. That is
+    taken where more than half of the processors, and at most all, get such a block.
 
     It does not depend on the number of rows of x, so no row's result does.
 
     >>> calls = {"qkv": (2560, 1024), "o": (1024, 2048), "gate_up": (8192, 1024), "down": (1024, 4096)}
     >>> {name: (cut.block_rows, cut.splits, cut.blocks) for name, call in calls.items() if (cut := shape_for(*call))}
-    {'qkv': (64, 2, 80), 'o': (64, 4, 64), 'gate_up': (128, 2, 128), 'down': (64, 8, 128)}
+    {'qkv': (64, 1, 40), 'o': (64, 4, 64), 'gate_up': (128, 2, 128), 'down': (64, 8, 128)}
     >>> [(cut.block_rows, cut.splits, cut.blocks) for bits in (8, 4) if (cut := shape_for(8192, 1024, bits=bits))]
     [(64, 1, 128), (64, 1, 128)]
     """
@@ -198,6 +209,8 @@ def shape_for(
     cuts = [cut for cut in cuts if cut.objection() is None]
     best = [cut for cut in cuts if cut.blocks <= processors and cut.chunks >= LEAST_CHUNKS]
     found = next(iter([*best[::-1], *cuts]), None)
+    if whole := next((cut for cut in cuts if cut.roomy and 2 * cut.blocks <= processors), None):
+        return whole
     pair = attrs.evolve(any_cut, splits=2, block_rows=PAIR_ROWS)
     if found is not None and found.splits == 1 and found.x_ring < found.chunks and pair.objection() is None:
         return pair if processors // 2 < pair.blocks <= processors else found

@@ -20,16 +20,21 @@ from phyai_backend_cuda.triton_rows.common import overlapping, wait_previous
 
 @triton.jit
 def _rotate(
-    x, y, y_step, here, cos, sin, head_dim: tl.constexpr, rotary: tl.constexpr, NEOX: tl.constexpr, HALF: tl.constexpr
-):
+    x, y, y_step, here, cos, sin, row_scale, scales, head_dim: tl.constexpr, rotary: tl.constexpr, NEOX: tl.constexpr,
+    HALF: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
     """Heads of one row: x and y [heads, 1] point at those that are ``here``, cos and sin at the row's position.
 
-    ``y_step`` lies between two elements of y.
+    ``y_step`` lies between two elements of y. Where SCALED, x is still to be multiplied by ``row_scale`` and by its
+    columns' ``scales``, pointed at as x is.
     """
     i = tl.arange(0, HALF)[None, :]
     turned = i < rotary // 2
     first, second = (i, i + rotary // 2) if NEOX else (2 * i, 2 * i + 1)
     a, b = tl.load(x + first, here & turned, 0.0).to(tl.float32), tl.load(x + second, here & turned, 0.0).to(tl.float32)
+    if SCALED:
+        a *= row_scale * tl.load(scales + first, here & turned, 0.0)
+        b *= row_scale * tl.load(scales + second, here & turned, 0.0)
     # read for every head, from a cache: with one shape for all, every thread keeps what it read
     whole: tl.constexpr = (x.shape[0], HALF)
     c = tl.load(tl.broadcast_to(cos + i, whole), here & turned, 0.0)
@@ -40,7 +45,10 @@ def _rotate(
         for start in tl.static_range(rotary, head_dim, HALF):
             rest = start + i
             keep = here & (rest < head_dim)
-            tl.store(y + rest.to(tl.int64) * y_step, tl.load(x + rest, keep, 0.0), keep)
+            v = tl.load(x + rest, keep, 0.0)
+            if SCALED:
+                v = v.to(tl.float32) * (row_scale * tl.load(scales + rest, keep, 0.0))
+            tl.store(y + rest.to(tl.int64) * y_step, v, keep)
 
 
 @triton.jit
@@ -54,9 +62,9 @@ def _rope(
     cos = cos_sin + tl.load(positions + row).to(tl.int64) * rotary
     h, g = tl.arange(0, HEADS)[:, None], tl.arange(0, KV_HEADS)[:, None]
     x, y = q + row * q_steps[0] + h * q_steps[1], q_out + row * q_out_steps[0] + h * q_out_steps[1]
-    _rotate(x, y, 1, h < heads, cos, cos + rotary // 2, head_dim, rotary, NEOX, HALF)
+    _rotate(x, y, 1, h < heads, cos, cos + rotary // 2, 1.0, x, head_dim, rotary, NEOX, HALF, False)
     x, y = k + row * k_steps[0] + g * k_steps[1], k_out + row * k_out_steps[0] + g * k_out_steps[1]
-    _rotate(x, y, 1, g < kv_heads, cos, cos + rotary // 2, head_dim, rotary, NEOX, HALF)
+    _rotate(x, y, 1, g < kv_heads, cos, cos + rotary // 2, 1.0, x, head_dim, rotary, NEOX, HALF, False)
 
 
 @triton.jit
@@ -85,12 +93,13 @@ def _kv_write(
 
 @triton.jit
 def _split_rope_write(
-    qkv, positions, cos_sin, slots, q_out, k_cache, v_cache, q_steps, k_cache_steps, v_cache_steps, page_size,
-    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, rotary: tl.constexpr, NEOX: tl.constexpr,
-    HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    qkv, row_scales, scales, positions, cos_sin, slots, q_out, k_cache, v_cache, q_steps, k_cache_steps, v_cache_steps,
+    page_size, heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, rotary: tl.constexpr,
+    NEOX: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    PAGED: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One row of what the projection gave: q's heads rotated; or k's rotated and v's copied, into the caches.
+    """One row of what the projection gave: q's heads rotated; or k's rotated and v's copied, into the caches. Where
+    SCALED, that is still to be multiplied by the row's and the column's scale.
 
     What does not wait for another load is loaded first: a program takes about as long as its longest chain of loads.
     """
@@ -98,19 +107,29 @@ def _split_rope_write(
     row = tl.program_id(0).to(tl.int64)
     x = qkv + row * ((heads + 2 * kv_heads) * head_dim)
     cos = cos_sin + tl.load(positions + row).to(tl.int64) * rotary
+    row_scale = tl.load(row_scales + row) if SCALED else 1.0
     if tl.program_id(1) == 0:
         h = tl.arange(0, HEADS)[:, None]
         q = q_out + row * q_steps[0] + h * q_steps[1]
-        _rotate(x + h * head_dim, q, 1, h < heads, cos, cos + rotary // 2, head_dim, rotary, NEOX, HALF)
+        _rotate(
+            x + h * head_dim, q, 1, h < heads, cos, cos + rotary // 2, row_scale,
+            scales + h * head_dim if SCALED else x, head_dim, rotary, NEOX, HALF, SCALED,
+        )  # fmt: skip
     else:
         g, d = tl.arange(0, KV_HEADS)[:, None], tl.arange(0, BLOCK)[None, :]
         here, wide = g < kv_heads, g.to(tl.int64)
         keep = here & (d < head_dim)
-        v = tl.load(x + (heads + kv_heads) * head_dim + g * head_dim + d, keep)
+        v_columns = (heads + kv_heads) * head_dim + g * head_dim + d
+        v = tl.load(x + v_columns, keep)
+        if SCALED:
+            v = v.to(tl.float32) * (row_scale * tl.load(scales + v_columns, keep, 0.0))
         k_slot = _slot(slots, row, k_cache_steps, page_size, PAGED)
         v_slot = _slot(slots, row, v_cache_steps, page_size, PAGED)
         at, k = x + heads * head_dim + g * head_dim, k_cache + k_slot + wide * k_cache_steps[2]
-        _rotate(at, k, k_cache_steps[3], here, cos, cos + rotary // 2, head_dim, rotary, NEOX, HALF)
+        _rotate(
+            at, k, k_cache_steps[3], here, cos, cos + rotary // 2, row_scale,
+            scales + (heads + g) * head_dim if SCALED else x, head_dim, rotary, NEOX, HALF, SCALED,
+        )  # fmt: skip
         tl.store(v_cache + v_slot + wide * v_cache_steps[2] + d.to(tl.int64) * v_cache_steps[3], v, keep)
 
 
@@ -173,31 +192,46 @@ def prepare_kv_write(
     return Prepared(run)
 
 
+class SplitRopeWrite:
+    """What follows the projection: one launch. ``facts`` are those of ``qkv_rope_kv_write``."""
+
+    def __init__(self, facts: Facts, cos_sin: torch.Tensor, options: Mapping[str, bool]) -> None:
+        self.cos_sin, self.options, self.rotary = cos_sin, options, whole(facts, "shape.rotary_dim")
+        self.neox, self.half = _style(facts)
+
+    def __call__(
+        self, qkv: torch.Tensor, q: torch.Tensor, positions: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
+        slots: torch.Tensor, *, scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """Write ``q`` and the caches of ``qkv [T, N]``, which is contiguous and still to be multiplied by ``scales``,
+        fp32, of rows ``[T]`` and columns ``[N]``."""
+        _, page_size, kv_heads, dim = k_cache.shape
+        given, heads = rows_of(q, 2), q.shape[1]
+        block, kv_block, count = _tiles(heads, kv_heads, self.half)
+        _split_rope_write[(len(qkv), 2)](
+            qkv, *(scales or (None, None)), positions.contiguous(), self.cos_sin, slots.contiguous(), given, k_cache,
+            v_cache, given.stride(), k_cache.stride(), v_cache.stride(), page_size, heads, kv_heads, dim, self.rotary,
+            self.neox, self.half, triton.next_power_of_2(dim), block, kv_block, _paged(k_cache, v_cache),
+            scales is not None, bool(self.options), num_warps=count, **self.options,
+        )  # fmt: skip
+        settle(q, given)
+
+
 def prepare_qkv_rope_kv_write(
     facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources
 ) -> Prepared:
-    held, rotary = contiguous(weights), whole(facts, "shape.rotary_dim")
-    weight, bias, cos_sin = held["weight"], held.get("bias"), held["cos_sin"]
-    neox, half = _style(facts)
-    options = overlapping(facts, params)
+    held = contiguous(weights)
+    weight, bias = held["weight"], held.get("bias")
+    split = SplitRopeWrite(facts, held["cos_sin"], overlapping(facts, params))
 
     def run(
         x: torch.Tensor, positions: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor,
         out: torch.Tensor | None = None, state: object = None,
     ) -> torch.Tensor:  # fmt: skip
-        _, page_size, kv_heads, dim = k_cache.shape
-        heads = weight.shape[0] // dim - 2 * kv_heads
-        q = output(x, out, len(x), heads, dim)
+        kv_heads, dim = k_cache.shape[2:]
+        q = output(x, out, len(x), weight.shape[0] // dim - 2 * kv_heads, dim)
         if len(x):
-            qkv, given = torch.nn.functional.linear(x, weight, bias), rows_of(q, 2)
-            block, kv_block, count = _tiles(heads, kv_heads, half)
-            _split_rope_write[(len(x), 2)](
-                qkv, positions.contiguous(), cos_sin, slots.contiguous(), given, k_cache, v_cache,
-                given.stride(), k_cache.stride(), v_cache.stride(), page_size, heads, kv_heads,
-                dim, rotary, neox, half, triton.next_power_of_2(dim), block, kv_block, _paged(k_cache, v_cache),
-                bool(options), num_warps=count, **options,
-            )  # fmt: skip
-            settle(q, given)
+            split(torch.nn.functional.linear(x, weight, bias), q, positions, k_cache, v_cache, slots)
         return q
 
     return Prepared(run, refresh=in_place(held))

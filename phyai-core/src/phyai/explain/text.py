@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from phyai.composite import part_name
 from phyai.decision import Accepted, Candidate, Decision
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def render(decision: Decision) -> RenderableType:
         table.add_row(*_row(candidate, decision), style=None if isinstance(candidate, Accepted) else "dim")
     lines = [Text(f"  {line}") for line in _notes(decision)]
     for fact, choice in decision.layouts.items():
-        whose = f"part {fact.removesuffix('.quant.layout').removeprefix('parts.')}: " if decision.parts else ""
+        whose = f"part {part_name(fact)}: " if decision.parts else ""
         first, *others = choice.to_text().splitlines()
         lines += [Text(f"  {line}") for line in (whose + first, *others)]
     blocks: list[RenderableType] = [

@@ -36,6 +36,8 @@ from phyai.ops import (
     quantize_activation,
     rms_norm,
     rms_norm_add,
+    rms_norm_add_gated_mlp,
+    rms_norm_add_qkv_rope_kv_write,
     rope,
 )
 
@@ -68,6 +70,8 @@ CORE_OPS: tuple[Op, ...] = (
     gemm_gated_residual.OP,
     gated_mlp_gated_residual.OP,
     qkv_rope_kv_write.OP,
+    rms_norm_add_gated_mlp.OP,
+    rms_norm_add_qkv_rope_kv_write.OP,
     expert_steps.OP,
 )
 

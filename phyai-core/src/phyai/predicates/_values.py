@@ -20,7 +20,7 @@ _NUMBER_RE = re.compile(_NUMBER)
 _RANGE_RE = re.compile(rf"({_NUMBER})\s*\.\.\s*({_NUMBER})")
 _ORDER_RE = re.compile(r"(<=|>=|==|!=|~=|<|>)\s*(.*)", re.DOTALL)
 _LOOKALIKES = str.maketrans({"O": "0", "o": "0", "l": "1", "I": "1"})
-_DTYPE_FACT = re.compile(r"(?:parts\.[^.]+\.)?dtype\.")
+_DTYPE_FACT = re.compile(r"(?:parts\.[^.]+\.)*dtype\.")
 _MAX_TEXT = 256
 _NUMBERS = 'write 64, "<=64", "64..512" or "%16"'
 #: Facts whose values are element types, which people spell in several ways.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
-from phyai.composite import is_decomposition
+from phyai.composite import is_decomposition, part_name
 from phyai.decision import Rejected, RuleRef, Stage
 from phyai.facts import FactValue
 from phyai.kernel import Capture, Kernel
@@ -49,7 +49,7 @@ def examiner(
 def _layouts(facts: Mapping[str, FactValue]) -> list[tuple[str, FactValue]]:
     """The layouts of the weights: the call's own, and those of a composite's parts."""
     parts = [
-        (f"the weight of part {name.split('.')[1]}", value)
+        (f"the weight of part {part_name(name)}", value)
         for name, value in facts.items()
         if name.startswith("parts.") and name.endswith(".quant.layout")
     ]

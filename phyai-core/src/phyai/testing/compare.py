@@ -30,6 +30,9 @@ QUANTIZED_INPUT = Tolerance(4e-2, 6e-2, 2e-2)
 #: largest value of a row crosses, by a step of 32 where the largest code is 448, 1/14 of no more than the row's norm,
 #: times a large weight, 3.5 times a usual one: 0.25 of what the results of that row usually are.
 QUANTIZED_BETWEEN = Tolerance(4e-2, 6e-2, 3e-2, 0.25)
+#: Two such products, one behind the other: by what the first errs, 2.2e-2, an input of the second crosses borders, and
+#: the results err by sqrt(2.2e-2 / 8) = 5.2e-2 beside that, 5.7e-2 together.
+QUANTIZED_TWICE = Tolerance(4e-2, 6e-2, 8e-2, 0.5)
 #: Sums over parts of K that meet in the output's type (``accumulation: output``), of what the results of a row usually
 #: are: such a sum is at most some four times as large, and is rounded, as is each of four sums of two. Where they
 #: cancel each other, or the bias, the error stays: 4 * 4 half units in the last place.
@@ -58,8 +61,8 @@ def tolerance_of(
     for other in through:
         own = _wider(own, op.tolerance.get(dtypes[other], _EXACT))
     if quantized_input:
-        products = sum(part.op == "gemm" for _, part in innermost(op.parts))
-        own = _wider(own, QUANTIZED_BETWEEN if products > 1 else QUANTIZED_INPUT)
+        behind = [part.op for _, part in innermost(op.parts)][1:].count("gemm")
+        own = _wider(own, (QUANTIZED_INPUT, QUANTIZED_BETWEEN, QUANTIZED_TWICE)[behind])
     if accumulation == "output":
         own = attrs.evolve(own, row_rms=max(own.row_rms, ROUNDED_SUMS.get(dtype, 0.0)))
     return own

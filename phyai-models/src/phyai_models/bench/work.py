@@ -16,8 +16,8 @@ from phyai_models.bench.tape import Call
 
 #: Ops whose weights are read whole and multiplied by every row.
 PRODUCTS = (
-    "gemm", "mlp", "gated_mlp", "qkv_rope_kv_write", "gemm_gated_residual", "gated_mlp_gated_residual", "conv2d",
-    "patch_embedding",
+    "gemm", "mlp", "gated_mlp", "qkv_rope_kv_write", "gemm_gated_residual", "gated_mlp_gated_residual",
+    "rms_norm_add_gated_mlp", "rms_norm_add_qkv_rope_kv_write", "conv2d", "patch_embedding",
 )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ import torch
 
 from phyai_models.layers.base import Layer
 from phyai_models.layers.linear import Linear, LinearParameters, Matmul, Shard
+from phyai_models.layers.norm import RMSNorm
+from phyai_models.layers.normed import Normed
 from phyai_models.layers.scope import Scope
 from phyai_models.layers.tokens import Tokens
 from phyai_models.weights import TensorSpec, WeightSource
@@ -34,16 +36,25 @@ class SelfAttention(Layer):
         return self.out_proj(self.attention.run(q, k, v).flatten(-2))
 
 
-class KeysToCache(Layer):
+class KeysToCache(Normed):
     """Project ragged tokens to queries, keys and values, rotate, and write keys and values to a paged cache.
 
-    With ``heads=0`` there are no queries: their rows of the matrix are not even loaded.
+    With ``heads=0`` there are no queries: their rows of the matrix are not even loaded. A ``norm`` stands in front.
     """
 
     def __init__(
-        self, scope: Scope, width: int, heads: int, kv_heads: int, head_dim: int, cos_sin: torch.Tensor
+        self,
+        scope: Scope,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        cos_sin: torch.Tensor,
+        *,
+        norm: RMSNorm | None = None,
     ) -> None:
         self.scope = scope
+        self.norm = norm
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.cos_sin = cos_sin
         counts = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
@@ -51,24 +62,26 @@ class KeysToCache(Layer):
         self.qkv = LinearParameters(scope.at("qkv_proj"), width, shards)
 
     def tensors(self) -> Iterator[TensorSpec]:
-        return self.qkv.tensors()
+        yield from super().tensors()
+        yield from self.qkv.tensors()
 
     def refresh(self, source: WeightSource) -> None:
         weights = self.qkv.load_again(source)
         if self.fused is None:
+            self.refresh_norm(source)
             self.matmul.refresh(weights)
             return
-        self.fused.refresh({"weight": weights[0].weight, "cos_sin": self.cos_sin})
+        self.refresh_fused(source, {"weight": weights[0].weight, "cos_sin": self.cos_sin})
 
     def load(self, source: WeightSource) -> None:
         weights = self.qkv.load(source)
         dtype = self.scope.dtype
         cache = {"k_cache": dtype, "v_cache": dtype}
         heads = {"kv_heads": self.kv_heads, "head_dim": self.head_dim}
-        self.fused = None
         if self.heads and len(weights) == 1:
-            self.fused = self.scope.bind(
+            self.bind_fused(
                 "qkv_rope_kv_write",
+                source,
                 weights={"weight": weights[0].weight, "cos_sin": self.cos_sin},
                 attrs={"heads": self.heads, **heads, "style": "neox"},
                 facts=weights[0].facts_of("qkv"),
@@ -77,6 +90,7 @@ class KeysToCache(Layer):
                 dims={**heads, **self.scope.cache},
             )
             return
+        self.load_norm(source)
         self.matmul = Matmul(self.qkv.scope, weights)
         self.rope = self.scope.bind(
             "rope",
@@ -89,13 +103,21 @@ class KeysToCache(Layer):
             "kv_write", dtypes={"k": dtype, "v": dtype, **cache}, dims={**heads, **self.scope.cache}
         )
 
-    def __call__(self, x: torch.Tensor, tokens: Tokens, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        tokens: Tokens,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """The queries ``[T, heads, head_dim]`` of ``x [T, width]``; writes ``tokens.slots`` of the caches."""
+        inputs = self.inputs(x, residual)
         if self.fused is not None:
-            fused: torch.Tensor = self.fused.run(x, tokens.positions, keys, values, tokens.slots)
+            fused: torch.Tensor = self.fused.run(*inputs, tokens.positions, keys, values, tokens.slots)
             return fused
         heads = [self.heads, self.kv_heads, self.kv_heads]
-        q, k, v = torch.split(self.matmul(x).view(len(x), sum(heads), self.head_dim), heads, dim=1)
+        q, k, v = torch.split(self.matmul(*inputs).view(len(x), sum(heads), self.head_dim), heads, dim=1)
         if self.heads:
             q, k = self.rope.run(q, k, tokens.positions)
         else:
@@ -108,6 +130,7 @@ class PagedAttention(Layer):
     """Grouped-query attention of ragged tokens over a paged cache that their own keys are written to first.
 
     With ``add`` it is called with a residual and a gate behind all else, and gives ``residual + gate * attention(x)``.
+    With a ``norm`` that adds it is called with the ``residual`` of that.
     """
 
     def __init__(
@@ -120,10 +143,11 @@ class PagedAttention(Layer):
         cos_sin: torch.Tensor,
         *,
         add: bool = False,
+        norm: RMSNorm | None = None,
     ) -> None:
         self.scope = scope
         self.dims = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-        self.qkv = KeysToCache(scope, width, heads, kv_heads, head_dim, cos_sin)
+        self.qkv = KeysToCache(scope, width, heads, kv_heads, head_dim, cos_sin, norm=norm)
         self.o_proj = Linear(scope.at("o_proj"), heads * head_dim, width, add=add)
 
     def load(self, source: WeightSource) -> None:
@@ -135,9 +159,15 @@ class PagedAttention(Layer):
         )
 
     def __call__(
-        self, x: torch.Tensor, tokens: Tokens, keys: torch.Tensor, values: torch.Tensor, *onto: torch.Tensor
+        self,
+        x: torch.Tensor,
+        tokens: Tokens,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *onto: torch.Tensor,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``x [T, width]`` to ``[T, width]``; writes ``tokens.slots`` of the layer's ``keys`` and ``values``."""
-        q = self.qkv(x, tokens, keys, values)
+        q = self.qkv(x, tokens, keys, values, residual)
         o = self.attention.run(q, keys, values, state=tokens.state(self.attention, keys))
         return self.o_proj(o.flatten(-2), *onto)

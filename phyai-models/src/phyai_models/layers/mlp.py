@@ -9,6 +9,8 @@ import torch
 
 from phyai_models.layers.base import Layer
 from phyai_models.layers.linear import LinearParameters, LinearWeights, Matmul, Shard
+from phyai_models.layers.norm import RMSNorm
+from phyai_models.layers.normed import Normed
 from phyai_models.layers.scope import Scope
 from phyai_models.weights import TensorSpec, WeightSource
 
@@ -72,40 +74,53 @@ def _bound(fc1: LinearWeights, fc2: LinearWeights) -> dict[str, Any]:
     return {"fc1": fc1.weight, "fc1_bias": fc1.bias, "fc2": fc2.weight, "fc2_bias": fc2.bias}
 
 
-class GatedMLP(Layer):
+class GatedMLP(Normed):
     """``down(activation(gate(x)) * up(x))``, gate and up as one matrix.
 
-    With ``add`` it is called with ``x``, a residual and a gate, and gives ``residual + gate * y``.
+    With ``add`` it is called with ``x``, a residual and a gate, and gives ``residual + gate * y``. A ``norm`` is
+    applied to x first; where that adds, it is called with the ``residual`` of it.
     """
 
-    def __init__(self, scope: Scope, width: int, hidden: int, activation: str, *, add: bool = False) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        width: int,
+        hidden: int,
+        activation: str,
+        *,
+        add: bool = False,
+        norm: RMSNorm | None = None,
+    ) -> None:
         self.scope = scope
         self.add = add
+        self.norm = norm
         self.attrs = {"activation": activation}
         shards = [Shard.of(scope, name, hidden) for name in ("gate_proj", "up_proj")]
         self.gate_up = LinearParameters(scope.at("gate_up_proj"), width, shards)
         self.down = LinearParameters(scope.at("down_proj"), hidden, [Shard.of(scope, "down_proj", width)])
 
     def tensors(self) -> Iterator[TensorSpec]:
+        yield from super().tensors()
         yield from self.gate_up.tensors()
         yield from self.down.tensors()
 
     def refresh(self, source: WeightSource) -> None:
         gate_up, down = self.gate_up.load_again(source), self.down.load_again(source)
         if self.fused is None:
+            self.refresh_norm(source)
             self.gate_up_matmul.refresh(gate_up)
             self.down_matmul.refresh(down)
             return
-        self.fused.refresh({"gate_up": gate_up[0].weight, "down": down[0].weight})
+        self.refresh_fused(source, {"gate_up": gate_up[0].weight, "down": down[0].weight})
 
     def load(self, source: WeightSource) -> None:
         gate_up, down = self.gate_up.load(source), self.down.load(source)
         dtypes = {"x": self.scope.dtype}
-        self.fused = None
         if len(gate_up) == 1:
             within = "gated_mlp.parts." if self.add else ""
-            self.fused = self.scope.bind(
+            self.bind_fused(
                 "gated_mlp_gated_residual" if self.add else "gated_mlp",
+                source,
                 weights={"gate_up": gate_up[0].weight, "down": down[0].weight},
                 attrs=self.attrs,
                 facts={**gate_up[0].facts_of(f"{within}gate_up"), **down[0].facts_of(f"{within}down")},
@@ -113,14 +128,15 @@ class GatedMLP(Layer):
                 layouts={**gate_up[0].layouts("gate_up"), **down[0].layouts("down")},
             )
             return
+        self.load_norm(source)
         self.gate_up_matmul = Matmul(self.gate_up.scope, gate_up)
         dims = {"I": self.down.in_features}
         self.act = self.scope.bind("gated_activation", attrs=self.attrs, dtypes=dtypes, dims=dims)
         self.down_matmul = Matmul(self.down.scope, down, add=self.add)
 
-    def __call__(self, x: torch.Tensor, *onto: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor
+    def __call__(self, x: torch.Tensor, *onto: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        inputs = self.inputs(x, residual)
         if self.fused is not None:
-            y = self.fused.run(x, *onto)
+            y: torch.Tensor = self.fused.run(*inputs, *onto)
             return y
-        return self.down_matmul(self.act.run(self.gate_up_matmul(x)), *onto)
+        return self.down_matmul(self.act.run(self.gate_up_matmul(*inputs)), *onto)

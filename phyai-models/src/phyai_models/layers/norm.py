@@ -17,10 +17,12 @@ class _Norm(Layer):
     """A normalization over the last dimension, by vectors of its size.
 
     With ``add`` it is called with ``x`` and a ``residual``: it adds ``x`` to that, in place, and normalizes the sum.
+    ``weights`` are its vectors, once they are loaded.
     """
 
     op: ClassVar[str]
     vectors: ClassVar[tuple[str, ...]]
+    weights: dict[str, torch.Tensor]
 
     def __init__(self, scope: Scope, width: int, attrs: Mapping[str, float], *, add: bool) -> None:
         self.scope = scope
@@ -43,9 +45,10 @@ class _Norm(Layer):
         self.norm.refresh(self.read(source))
 
     def load(self, source: WeightSource) -> None:
+        self.weights = self.read(source)
         dtypes = dict.fromkeys(("x", "residual") if self.add else ("x",), self.scope.dtype)
         op = f"{self.op}_add" if self.add else self.op
-        self.norm = self.scope.bind(op, weights=self.read(source), attrs=self.attrs, dtypes=dtypes)
+        self.norm = self.scope.bind(op, weights=self.weights, attrs=self.attrs, dtypes=dtypes)
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.norm.run(*tensors)

@@ -39,8 +39,8 @@ class Expert(Layer):
     def modulation(self) -> torch.Tensor:
         """Its normalizations ``[norms, 3 * width]`` as adaptive ones of any time: the weight is the scale, nothing is
         shifted, and what a branch computed is added as it is."""
-        norms = [norm for layer in self.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
-        scale = torch.stack([norm.norm.weights["weight"] for norm in (*norms, self.norm)])
+        norms = [norm for layer in self.layers for norm in layer.norms]
+        scale = torch.stack([norm.weights["weight"] for norm in (*norms, self.norm)])
         return torch.cat([scale, torch.zeros_like(scale), torch.ones_like(scale)], dim=1)
 
     def __call__(self, x: torch.Tensor, tokens: Tokens, cache: KVCache) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from phyai_models.layers import GatedMLP, KeysToCache, KVCache, Layer, PagedAttention, RMSNorm, Scope, Tokens, Unused
@@ -23,25 +25,30 @@ class GemmaLayer(Layer):
     """Pre-norm layer: ``x += attention(norm(x)); x += mlp(norm(x))``.
 
     The residual stream and what was last computed travel separately, so that each addition happens inside
-    the normalization that reads its result. The ``first`` layer has nothing to add yet.
+    the normalization that reads its result, and that inside the block behind it. The ``first`` layer has nothing to
+    add yet.
     """
 
     def __init__(self, scope: Scope, config: GemmaConfig, cos_sin: torch.Tensor, *, first: bool) -> None:
         width, eps = config.width, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(scope.at("input_layernorm"), width, eps, add=not first)
+        input_layernorm = RMSNorm(scope.at("input_layernorm"), width, eps, add=not first)
         self.self_attn = PagedAttention(
-            scope.at("self_attn"), width, config.num_heads, config.num_kv_heads, config.head_dim, cos_sin
-        )
-        self.post_attention_layernorm = RMSNorm(scope.at("post_attention_layernorm"), width, eps, add=True)
-        self.mlp = GatedMLP(scope.at("mlp"), width, config.mlp_dim, "gelu_tanh")
+            scope.at("self_attn"), width, config.num_heads, config.num_kv_heads, config.head_dim, cos_sin,
+            norm=input_layernorm,
+        )  # fmt: skip
+        post_attention_layernorm = RMSNorm(scope.at("post_attention_layernorm"), width, eps, add=True)
+        self.mlp = GatedMLP(scope.at("mlp"), width, config.mlp_dim, "gelu_tanh", norm=post_attention_layernorm)
+        self.norms = input_layernorm, post_attention_layernorm
+
+    def parts(self) -> Iterator[Layer]:
+        yield from (self.self_attn, self.mlp)  # the norms are theirs
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, tokens: Tokens, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        normed = self.input_layernorm(x) if residual is None else self.input_layernorm(x, residual)
+        attended = self.self_attn(x, tokens, keys, values, residual=residual)
         residual = x if residual is None else residual
-        attended = self.self_attn(normed, tokens, keys, values)
-        return self.mlp(self.post_attention_layernorm(attended, residual)), residual
+        return self.mlp(attended, residual=residual), residual
 
 
 class GemmaKeys(Layer):
@@ -49,18 +56,16 @@ class GemmaKeys(Layer):
 
     def __init__(self, scope: Scope, config: GemmaConfig, cos_sin: torch.Tensor, *, first: bool) -> None:
         full = GemmaLayer(scope, config, cos_sin, first=first)
-        self.input_layernorm = full.input_layernorm
         self.self_attn = KeysToCache(
-            scope.at("self_attn"), config.width, 0, config.num_kv_heads, config.head_dim, cos_sin
+            scope.at("self_attn"), config.width, 0, config.num_kv_heads, config.head_dim, cos_sin, norm=full.norms[0]
         )
-        used = {spec.name for layer in (self.input_layernorm, self.self_attn) for spec in layer.tensors()}
+        used = {spec.name for spec in self.self_attn.tensors()}
         self.unused = Unused(spec for spec in full.tensors() if spec.name not in used)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, tokens: Tokens, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        normed = self.input_layernorm(x) if residual is None else self.input_layernorm(x, residual)
-        self.self_attn(normed, tokens, keys, values)
+        self.self_attn(x, tokens, keys, values, residual)
 
 
 class GemmaPrefix(Layer):
