@@ -169,5 +169,6 @@ def test_no_choice_is_slower_than_what_tuning_measured(store, name, catalog, tun
 def faster_since(row, facts, catalog, known):
     """Whether the choice is younger than the store, and was measured faster than the best that the store knows."""
     dynamic = {dim.name for dim in catalog.op(row.op).dims if dim.dynamic}
-    times = times_of(row.op, facts, dynamic, {row.static, row.best}, known)
+    given = {name: value for name, value in facts.items() if value is not None}
+    times = times_of(row.op, given, dynamic, {row.static, row.best}, known)
     return row.static not in row.us and len(times) == 2 and times[row.static] < times[row.best]
