@@ -43,7 +43,7 @@ Step = Callable[[Product, str, torch.Tensor], torch.Tensor]
 
 
 def cublas(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> torch.Tensor:
-    if activation:
+    if activation and bias is not None:
         return torch._addmm_activation(bias, x, w.T, use_gelu=True)
     return F.linear(x, w, bias)
 

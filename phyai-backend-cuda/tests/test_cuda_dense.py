@@ -12,6 +12,7 @@ import torch
 from hopper_simulation import memory
 from phyai.catalog import Catalog
 from phyai.environment import Environment
+from phyai.facts import Facts
 from phyai.kernel import Kernel
 from phyai.op import ArgSpec
 from phyai.ops import CORE_OPS
@@ -46,6 +47,7 @@ class Matrix(ctypes.Structure):
     @classmethod
     def of(cls, matrix: torch.Tensor, box: int) -> Matrix:
         assert [matrix.data_ptr() % 16, matrix.stride(0) * matrix.element_size() % 16, matrix.stride(1)] == [0, 0, 1]
+        assert matrix.stride(0) >= matrix.shape[1]
         assert box in range(8, 257, 8)
         return cls(matrix.data_ptr(), *matrix.shape, matrix.stride(0), box)
 
@@ -143,6 +145,14 @@ def test_every_form_of_memory(id: str, spec: ArgSpec, form: str, catalog: Catalo
     report = examine_call(subject_of(id, catalog), case)
     assert not [c.reason for c in report.checks if c.outcome is Outcome.FAILED]
     assert any(c.outcome is Outcome.PASSED for c in report.checks)
+
+
+@on_cpu
+@pytest.mark.parametrize("rows", [1, 5])
+def test_one_row_for_all_is_read_as_if_there_were_many(rows: int, simulated: None) -> None:
+    x, weight = torch.randn(1, 24).bfloat16(), torch.randn(16, 24).bfloat16()
+    y = product.Product(weight, None, Facts({}))(x[0].expand(rows, 24))
+    torch.testing.assert_close(y, F.linear(x, weight).expand(rows, 16), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)

@@ -123,9 +123,11 @@ def _alone() -> Iterator[Figure]:
         if row["kind"] == "chain" and (row["kernel"], row.get("norm"), row.get("overlap")) == ("bf16", "torch", True):
             yield "gated_mlp", BLOCK, "cuda.gated_mlp.skinny_16bit", row["us"]
 
-    for row in _rows("dense.json"):  # of launches that wait for the one in front
+    for row in _rows("dense.json"):
         if row["kind"] == "time" and row["call"].startswith(("gemm ", "mlp ")):
-            yield *_call(row["call"]), row["kernel"], row["us"]
+            # behind norms and attention of SigLIP's layers they gain as much by overlap as behind their own kind
+            overlapped = row.get("overlapped_us") if " M=768 " in row["call"] else None
+            yield *_call(row["call"]), row["kernel"], overlapped or row["us"]
     for row in _rows("skinny_fused.json"):
         if row["kind"] == "time" and row["format"] == "bf16" and row.get("splits") is None and "us" in row:
             yield *_call(row["call"]), row["kernel"], row["us"]

@@ -57,6 +57,8 @@ class Product:
         y = output(x, out, *x.shape[:-1], n)
         if y.numel():
             rows, place = readable(x.reshape(-1, k)), placed(y, 8)
+            if rows.stride(0) < k:  # the copy engine's rows do not overlap
+                rows = rows.clone(memory_format=torch.contiguous_format)
             self.launch(rows, place)
             settle(y, place)
         return y
