@@ -112,7 +112,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) skinny_pair(const __grid_co
             }
         }
         gmma_commit();
-        if (c == 3) cluster_arrive();  // the peer may write over them, and the barrier is ready
+        // The peer may write over them, and the barrier, which has a fence of its own, is ready. Nothing else is published:
+        // a release would wait here for all that is on its way, the later chunks of x too.
+        if (c == 3) cluster_arrive_relaxed();
     }
     gmma_wait<0>();
 
