@@ -87,5 +87,5 @@ def test_pi0s_policy_gives_every_call_of_pi0_what_was_measured_for_its_shapes(fi
     assert found["expert", "attention_paged"] == ["cuda.attention_paged.split"]
     assert found["expert", "gated_mlp"] == ["cuda.gated_mlp.skinny_16bit"]
     assert found["expert", "rms_norm_add"] == ["cuda.rms_norm_add.overlap"]
-    assert found["vision", "attention"] == ["torch.attention.cudnn"]
+    assert found["vision", "attention"] == ["cuda.attention.short"]
     assert not [call for call, ids in found.items() if any(id.startswith("reference.") for id in ids)]
