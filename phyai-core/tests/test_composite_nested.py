@@ -228,3 +228,17 @@ def test_what_is_compiled_ahead_does_not_depend_on_a_condition_that_nothing_read
         attrs={"activation": "silu"}, rows=(1, 50),
     )  # fmt: skip
     assert {one.facts["shape.N"] for one in awaited(of)} == {12, 8}
+
+
+def test_nor_where_a_part_tells_numbers_of_rows_apart():
+    few = attrs.evolve(
+        KERNELS[0], id="c.gemm.few", band=Band.SPECIALIZED, when=match({"op": "gemm", "shape.M": "<=16"}),
+        compile=lambda awaited, progress: None,
+    )  # fmt: skip
+    of = Dispatcher(catalog(few), Policy(), CPU)
+    gate_up, down = tensors()
+    of.bind(
+        NESTED.name, layer="expert.mlp", weights={"gate_up": gate_up, "down": down}, dtypes={"x": "fp32"},
+        attrs={"activation": "silu"}, rows=(1, 50),
+    )  # fmt: skip
+    assert {one.facts["shape.N"] for one in awaited(of)} == {12, 8}

@@ -116,24 +116,12 @@ def _calls(site: Site) -> Iterator[Facts]:
     tell apart."""
     dims = sorted(name.removeprefix("shape.") for name in site.open_dims)
     if len(dims) > 1:
-        dims = [dim for dim in dims if _told_apart(site.op, site.memo.cells, dim)]
+        dims = [dim for dim in dims if site.memo.cells.tells_apart(dim)]
     if not dims:
         yield site.static
     elif len(dims) == 1:
         for size in sorted(_samples(site.op, site.memo.cells, dims[0], site.lowering.rows or DEFAULT_ROWS)):
             yield site.facts_of({dims[0]: size})
-
-
-def _told_apart(op: Op, cells: Cells, dim: str) -> bool:
-    """Whether a decision, or one of its parts', depends on a dimension."""
-    if any(literal.fact == f"shape.{dim}" for literal in cells.literals):
-        return True
-    return any(
-        _told_apart(part_op, own, inner.name)
-        for part, part_op, own in cells.parts
-        for inner in part_op.dims
-        if part.dims.get(inner.name, inner.name) == dim
-    )
 
 
 def _samples(op: Op, cells: Cells, dim: str, rows: tuple[int, int]) -> set[int]:

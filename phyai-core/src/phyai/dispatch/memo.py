@@ -7,7 +7,7 @@ differently for some dynamic facts (``specializes_on``), their values tell its e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -32,6 +32,22 @@ def open_facts(op: Op, static: Mapping[str, FactValue]) -> frozenset[str]:
     from_inputs = {f"shape.{name}" for name in input_dims(op)}
     derived = {spec.name for spec in op.extra_facts}
     return frozenset(name for name in from_inputs | derived if name not in static)
+
+
+class _Asked(dict[str, int]):
+    """Dimensions that are all 1, and remember which were asked for."""
+
+    def __missing__(self, name: str) -> int:
+        return self.setdefault(name, 1)
+
+
+def _read(source: str | Callable[[Mapping[str, int]], int]) -> Collection[str]:
+    """The dimensions of a composite that one of a part follows from."""
+    if isinstance(source, str):
+        return (source,)
+    asked = _Asked()
+    source(asked)
+    return asked
 
 
 class _AllBut:
@@ -73,8 +89,23 @@ class Cells:
         return bool(self.literals or self.parts)
 
     def reads(self, still_open: frozenset[str]) -> frozenset[str]:
-        """The open facts that matter. Which of them a part's dimensions follow from is the part's affair: all may."""
-        return still_open if self.parts else frozenset(literal.fact for literal in self.literals)
+        """The open facts that matter. Which of them those of a part follow from that are no dimensions is the part's
+        affair: all may."""
+        if not self.parts:
+            return frozenset(literal.fact for literal in self.literals)
+        dims = {name for name in still_open if name.startswith("shape.")}
+        return (still_open - dims) | {name for name in dims if self.tells_apart(name.removeprefix("shape."))}
+
+    def tells_apart(self, dim: str) -> bool:
+        """Whether a decision, or one of its parts', depends on a dimension."""
+        if any(literal.fact == f"shape.{dim}" for literal in self.literals):
+            return True
+        return any(
+            cells.tells_apart(inner.name)
+            for part, part_op, cells in self.parts
+            for inner in part_op.dims
+            if dim in _read(part.dims.get(inner.name, inner.name))
+        )
 
     def coarser_than(self, other: Cells) -> bool:
         """Whether calls that ``other`` puts in one cell are in one cell here too."""

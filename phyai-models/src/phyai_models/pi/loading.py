@@ -163,22 +163,20 @@ def _memory_errors_while_renewing(model: PiModel) -> AbstractContextManager[None
 
 def bytes_of(model: PiModel) -> int:
     """What the parameters of an unquantized model take, counting all in the precision of the towers."""
-    return sum(_elements(layer) for layer in used(model)) * model.precision.towers.itemsize
+    return sum(used(model)) * model.precision.towers.itemsize
 
 
 def largest_bytes(model: PiModel) -> int:
     """What those of its largest layer take."""
-    return max(_elements(layer) for layer in used(model)) * model.precision.towers.itemsize
+    return max(used(model)) * model.precision.towers.itemsize
 
 
-def _elements(layer: Layer) -> int:
-    return sum(math.prod(spec.shape) for spec in layer.tensors())
-
-
-def used(layer: Layer) -> Iterator[Layer]:
-    """The layers at the leaves that hold parameters in use."""
+def used(layer: Layer) -> Iterator[int]:
+    """Of every layer that has parameters in use, how many it holds beside those of its parts."""
+    if isinstance(layer, Unused):
+        return
     parts = list(layer.parts())
-    if not parts and not isinstance(layer, Unused):
-        yield layer
+    below = {spec.name for part in parts for spec in part.tensors()}
+    yield sum(math.prod(spec.shape) for spec in layer.tensors() if spec.name not in below)
     for part in parts:
         yield from used(part)
