@@ -99,7 +99,8 @@ def test_products_and_nothing_outside(rows: int, n: int, k: int, activation: Any
 
 
 TILES = [
-    Tile(columns=c, across=a, along=b) for c, a, b in ((8, 1, 1), (120, 1, 1), (256, 2, 1), (72, 1, 2), (96, 2, 2))
+    Tile(columns=c, across=a, along=b)
+    for c, a, b in ((8, 1, 1), (120, 1, 1), (128, 1, 1), (256, 2, 1), (72, 1, 2), (48, 1, 2), (96, 2, 2))
 ]
 
 
