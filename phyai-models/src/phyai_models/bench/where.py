@@ -78,14 +78,32 @@ class StageProfile:
         return {dtype for call in self.calls for dtype in call.work.flops}
 
     def record(self, ceilings: Ceilings, milliseconds: float) -> dict[str, Any]:
-        """By kernel, by site, by kind, as plain data, of a stage that takes so long."""
-        rows, busy = rows_of(self.calls, ceilings), _length(self.spans) / 1e3
+        """By kernel, by site, by kind, as plain data, of a stage that takes so long.
+
+        A launch that begins before the one in front has ended counts from its beginning: kernels may add up to more
+        than ``kernel_ms``, the time in which any of them ran.
+        """
+        rows, busy = rows_of(self.calls, ceilings), covered(self.spans) / 1e3
         return {
             "kernels": len(self.spans), "kernel_ms": busy, "gap_ms": milliseconds - busy,
             "by_kind": by_kind(self.calls, rows),
             "by_site": {"timed": "in the graph" if self.in_place else "call by call", **table(rows)},
             "by_kernel": {"columns": ("name", "launches", "us"), "rows": totals(self.spans)},
         }  # fmt: skip
+
+
+def covered(spans: Iterable[Span]) -> float:
+    """Microseconds in which at least one kernel ran.
+
+    >>> covered([Span("a", 0.0, 2.0), Span("b", 1.0, 3.0), Span("c", 1.5, 1.0), Span("d", 5.0, 1.0)])
+    5.0
+    """
+    total, until = 0.0, float("-inf")
+    for span in sorted(spans, key=lambda span: span.begin):
+        end = span.begin + span.length
+        total += max(0.0, end - max(span.begin, until))
+        until = max(until, end)
+    return total
 
 
 def profile_stage(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from phyai.composite import innermost
+from phyai.composite import BACKEND, innermost
 from phyai.facts import Facts, whole
 from phyai.kernel import Band
 from phyai.op import Op
@@ -33,7 +33,8 @@ def work_of(call: Call, case: Case) -> Work:
     if site is None:
         return Work()
     facts, op = site.facts_of_call(call.args), site.op
-    wide = site.chosen(call.args).band is Band.REFERENCE
+    kernel = site.chosen(call.args)
+    wide = kernel.backend in ("reference", BACKEND) and kernel.band_on(facts) is Band.REFERENCE
     if op.name == "expert_steps":
         work = expert(case)
         return Work({_computed_in(facts, "dtype.qkv", wide=wide): work.operations}, work.bytes)
