@@ -210,6 +210,15 @@ def leaves(decisions: Mapping[str, Decision]) -> dict[str, Kernel]:
     return found
 
 
+def standing(op: Op, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
+    """The decision of the part that stands for the whole, whose layer is the whole's; nothing where no part does.
+
+    A rule that matches both is about that part, and about what is joined to it only where it matches that as well.
+    """
+    names = [part.name for part in op.parts if part.layer == ""]
+    return {name: decisions[name] for name in names if name in decisions}
+
+
 def part_weights(part: Part, weights: Mapping[str, Any]) -> dict[str, Any]:
     """The weights of one part, by its own op's names. Where the composite's weight is a mapping (the tensors
     of a quantized weight), the part gets those tensors."""

@@ -209,6 +209,6 @@ class Layouts:
                 decision = resolve(call, self.catalog, self.policy, self.environment)
             except NoKernelError:
                 return False
-            if not holds(decision, self.policy):
+            if not holds(decision, self.catalog, self.policy):
                 return False
         return True

@@ -97,8 +97,9 @@ class Cells:
         return (still_open - dims) | {name for name in dims if self.tells_apart(name.removeprefix("shape."))}
 
     def tells_apart(self, dim: str) -> bool:
-        """Whether a decision, or one of its parts', depends on a dimension."""
-        if any(literal.fact == f"shape.{dim}" for literal in self.literals):
+        """Whether a decision, or one of its parts', depends on a dimension. Derived facts may follow from any."""
+        derived = {spec.name for spec in self._op.extra_facts}
+        if any(literal.fact == f"shape.{dim}" or literal.fact in derived for literal in self.literals):
             return True
         return any(
             cells.tells_apart(inner.name)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 
 from phyai.decision import Accepted, Candidate, Decision
-from phyai.explain.text import facts_line
+from phyai.explain.text import facts_line, passed_over
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #1d2327; }
@@ -48,6 +48,7 @@ def _decision(decision: Decision, *, folded: bool) -> str:
         f"Decided by: {decision.decided_by}.",
     ]
     notes += [f"{name} = {value}" for name, value in decision.params.items()]
+    notes += [f"Passed over: {line}." for line in passed_over(decision)]
     notes += [f"Assumed: {assumption}." for assumption in decision.assumptions]
     listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
     listed += "".join(f'<li class="warning">{escape(warning)}</li>' for warning in decision.warnings)

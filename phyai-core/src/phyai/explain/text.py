@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from phyai.composite import part_name
+from phyai.composite import is_decomposition, part_name
 from phyai.decision import Accepted, Candidate, Decision
+from phyai.policy import Layer
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -73,10 +75,28 @@ def _row(candidate: Candidate, decision: Decision) -> tuple[str, str, str, str]:
     return "", escape(candidate.kernel), f"no: {candidate.stage.value}", escape(candidate.brief)
 
 
+def passed_over(decision: Decision) -> list[str]:
+    """What rules prefer for the parts of a call that a kernel computes as a whole: preferences do not rule that out."""
+    if decision.kernel is None or is_decomposition(decision.kernel):
+        return []
+    advice = f"to have it run, prefer decomposed.{decision.op}, or restrict the part with restrict_to"
+    return [f"part {name}: {one.kernel} is {one.why}; {advice}" for name, one in _preferred(decision.parts)]
+
+
+def _preferred(parts: Mapping[str, Decision]) -> Iterator[tuple[str, Accepted]]:
+    """The kernels of parts, and of the parts of chains among them, that the user's rules put first."""
+    for name, part in parts.items():
+        if part.kernel is not None and part.decided_by == str(Layer.USER) and part.accepted[0].rule is not None:
+            yield name, part.accepted[0]
+        if part.kernel is not None and is_decomposition(part.kernel):
+            yield from ((f"{name}.{inner}", one) for inner, one in _preferred(part.parts))
+
+
 def _notes(decision: Decision) -> list[str]:
     notes = [f"matched: {', '.join(map(str, decision.matched))}"] if decision.matched else ["matched: no rule"]
     if decision.params:
         notes.append("params: " + ", ".join(f"{name}={value}" for name, value in decision.params.items()))
+    notes += [f"passed over: {line}" for line in passed_over(decision)]
     notes += [f"assumed: {assumption}" for assumption in decision.assumptions]
     notes += [f"warning: {warning}" for warning in decision.warnings]
     return notes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from phyai.composite import is_decomposition, leaves
+from phyai.composite import is_decomposition, leaves, standing
 from phyai.decision import Decision
 from phyai.errors import NoKernelError
 from phyai.facts import Facts, FactValue
@@ -156,33 +156,38 @@ def _try(
             return _Trial(Considered(layout, kernels, f"M={m}: {in_short(error, policy)}", format), None)
         assert decision.kernel is not None
         kernels[m] = decision.kernel.id
-        objection = objection or _broken_restriction(decision, policy, m)
+        objection = objection or _broken_restriction(decision, catalog, policy, m)
         keys.append(_key(decision, policy))
     return _Trial(Considered(layout, kernels, objection, format), max(keys))
 
 
-def _broken_restriction(decision: Decision, policy: Policy, m: int) -> str | None:
+def _broken_restriction(decision: Decision, catalog: Catalog, policy: Policy, m: int) -> str | None:
     """What a relaxed restriction says of a layout: it does not hold under it."""
     assert decision.kernel is not None
-    if holds(decision, policy):
+    if holds(decision, catalog, policy):
         return None
     rule = policy.aspects(decision.facts).restriction
     assert rule is not None
     return f"M={m}: rule {rule.ref} asks for {rule.restriction}, and {decision.kernel.id} is what is left"
 
 
-def holds(decision: Decision, policy: Policy) -> bool:
+def holds(decision: Decision, catalog: Catalog, policy: Policy) -> bool:
     """Whether the kernel that a call gets is one that its restriction allows: False where that was relaxed.
 
-    A chain of a composite op's parts is allowed by the restriction when each of its kernels is.
+    A chain of a composite op's parts is allowed by the restriction when each of its kernels is, or where the part that
+    stands for the whole is held to it.
     """
-    if decision.kernel is None or not all(holds(part, policy) for part in decision.parts.values()):
+    if decision.kernel is None or not all(holds(part, catalog, policy) for part in decision.parts.values()):
         return False
     rule = policy.aspects(decision.facts).restriction
     if rule is None or rule.restriction is None or rule.restriction.allows(decision.kernel.id):
         return True
+    if not is_decomposition(decision.kernel):
+        return False
+    if any(rule.ref in part.matched for part in standing(catalog.op(decision.op), decision.parts).values()):
+        return True
     allows = rule.restriction.allows
-    parts = leaves(decision.parts).values() if is_decomposition(decision.kernel) else ()
+    parts = leaves(decision.parts).values()
     return bool(parts) and all(allows(kernel.id) for kernel in parts)
 
 

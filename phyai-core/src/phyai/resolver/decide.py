@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 
 from phyai.catalog import Catalog
-from phyai.composite import BACKEND as DECOMPOSED
 from phyai.composite import is_decomposition
 from phyai.decision import Candidate, Decision
 from phyai.environment import Environment
@@ -82,8 +81,7 @@ def resolve(
     )
     if not judged.eligible:
         raise nothing_left(base, aspects.restriction, catalog)
-    names = {f"{DECOMPOSED}.{op.name}": parts.kernel_ids} if op.composite else {}
-    ranking = order(judged.eligible, facts, aspects, policy.defaults.ties, names, judged.fallback)
+    ranking = order(judged.eligible, facts, aspects, policy.defaults.ties, parts, judged.fallback)
 
     def diagnosis() -> tuple[Candidate, ...]:
         return (*ranking.accepted(), *judged.rejected())

@@ -80,8 +80,8 @@ def _demand(aspects: Aspects, policy: Policy) -> tuple[NumericsDemand | None, Ru
 
 
 def _allows(rule: Rule, restriction: Restriction, kernel: Kernel, parts: Parts) -> bool:
-    """A decomposition is allowed by its own id, or when every kernel that its parts resolve to is; a chain also when
-    the rule restricts every call in it."""
+    """A decomposition is allowed by its own id, or when every kernel that its parts resolve to is, or when they keep to
+    the rule by themselves (:attr:`phyai.resolver.parts.Parts.held`)."""
     if restriction.allows(kernel.id):
         return True
     if is_decomposition(kernel) and rule.ref in parts.held:

@@ -18,6 +18,7 @@ from phyai.decision import Accepted, RuleRef
 from phyai.facts import FactValue
 from phyai.kernel import Band, Kernel
 from phyai.policy import Aspects, Rule, kernel_matches
+from phyai.resolver.parts import Parts
 
 #: ``Decision.decided_by`` where no layer of rules decided.
 CAPABILITY, BANDS, RANKS, TIES = "capability", "bands", "ranks", "ties"
@@ -38,23 +39,24 @@ def order(
     facts: Mapping[str, FactValue],
     aspects: Aspects,
     ties: Sequence[str],
-    parts: Mapping[str, Sequence[str]],
+    parts: Parts,
     fallback: Sequence[str] = (),
 ) -> Order:
     """Order ``eligible`` kernels of a call with ``facts``, of which there is at least one.
 
-    ``parts`` maps a decomposition's id to the kernels that its parts resolve to: a preference that names
-    all of them names it. ``fallback`` are the patterns, in order, that a restriction was relaxed to.
+    ``parts`` are those of a composite op: a preference that names the kernels that they resolve to, or those of them
+    that are a matter of it, names the decomposition. ``fallback`` are the patterns, in order, that a restriction was
+    relaxed to.
     """
-    of_rules = [_positions(rule.prefer, parts) for rule in aspects.prefer]
-    of_fallback = _positions(fallback, parts)
+    of_rules = [_positions(rule.prefer, parts.names(rule)) for rule in aspects.prefer]
+    of_fallback = _positions(fallback, parts.kernel_ids)
     tie_of = {backend: place for place, backend in enumerate(ties)}
     rows = []
     for kernel in eligible:
         id, backend = kernel.id, kernel.backend
-        places = tuple([position(id) for position in of_rules])
+        places = tuple([position(kernel) for position in of_rules])
         band = kernel.band_on(facts) if kernel.bands else kernel.band  # few have any
-        strong = (of_fallback(id) if fallback else 0, places, -band, _standing(backend, band, tie_of))
+        strong = (of_fallback(kernel) if fallback else 0, places, -band, _standing(backend, band, tie_of))
         rows.append((strong, tie_of.get(backend, len(ties)), backend, -kernel.rank, id, kernel))
     rows.sort()  # ids are unique, so that kernels are never compared
     level = [row[-1] for row in rows if row[0] == rows[0][0]]
@@ -93,8 +95,8 @@ def _tied(level: Sequence[Kernel], ties: Sequence[str]) -> tuple[Kernel, ...]:
     return alike if len(alike) > 1 else ()
 
 
-def _positions(patterns: Sequence[str], parts: Mapping[str, Sequence[str]]) -> Callable[[str], int]:
-    """The place of a kernel in a list of patterns, or the list's length."""
+def _positions(patterns: Sequence[str], inner: Sequence[str]) -> Callable[[Kernel], int]:
+    """The place of a kernel in a list of patterns, or the list's length; of a decomposition, by the kernels in it."""
     last = len(patterns)
 
     def own(id: str) -> int:
@@ -103,11 +105,8 @@ def _positions(patterns: Sequence[str], parts: Mapping[str, Sequence[str]]) -> C
                 return i
         return last
 
-    def position(id: str) -> int:
-        inner = parts.get(id)
-        return min(own(id), max(map(own, inner))) if inner else own(id)
-
-    return position if parts else own
+    of_inner = max(map(own, inner), default=last)
+    return lambda kernel: min(own(kernel.id), of_inner) if is_decomposition(kernel) else own(kernel.id)
 
 
 def _reasons(

@@ -8,7 +8,7 @@ from functools import partial
 import attrs
 
 from phyai.catalog import Catalog
-from phyai.composite import is_decomposition, leaves, part_facts
+from phyai.composite import is_decomposition, leaves, part_facts, standing
 from phyai.decision import Decision, Rejected, RuleRef, Stage
 from phyai.environment import Environment
 from phyai.errors import NoKernelError
@@ -26,16 +26,22 @@ _WILD = frozenset("*?[")
 class Parts:
     """Decisions by part name. ``ban`` is the strongest rule on a part that rules fusion out, with the part's
     name; ``problem`` says which part has no kernel, if one has none. ``held`` are the rules that every call of a
-    chain is held to by itself."""
+    chain is held to by itself, or the part that stands for the ``whole``."""
 
     decisions: Mapping[str, Decision] = attrs.field(factory=dict)
     ban: tuple[str, Rule] | None = None
     problem: str = ""
     held: frozenset[RuleRef] = frozenset()
+    whole: Mapping[str, Decision] = attrs.field(factory=dict)
 
     @property
     def kernel_ids(self) -> tuple[str, ...]:
         return tuple(kernel.id for kernel in leaves(self.decisions).values())
+
+    def names(self, rule: Rule) -> tuple[str, ...]:
+        """The kernels that a rule on the whole has to name in order to name the chain: all, or those of the part that
+        stands for the whole where the rule matches that as well."""
+        return tuple(k.id for k in leaves(self.whole).values()) if rule.ref in self.held else self.kernel_ids
 
     def objection(self, kernel: Kernel, aspects: Aspects) -> Verdict | None:
         """Why a kernel of the composite op is out on account of its parts, or None."""
@@ -69,7 +75,9 @@ def resolve_parts(op: Op, facts: Facts, catalog: Catalog, policy: Policy, enviro
             if isinstance(error.decision, Decision):
                 decisions[part.name] = error.decision
             problem = problem or f"its part {part.name} ({part.op}) has no kernel: {in_short(error, policy)}"
-    return Parts(decisions, _strongest(_inside(op, facts, catalog, policy)), problem)
+    whole = standing(op, decisions)
+    held = frozenset(ref for decision in whole.values() for ref in decision.matched)
+    return Parts(decisions, _strongest(_inside(op, facts, catalog, policy)), problem, held, whole)
 
 
 def chained_parts(calls: Mapping[str, Facts], catalog: Catalog, policy: Policy, role: object = None) -> Parts:
