@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import pytest
 import torch
 from phyai.ops import CORE_OPS
-from phyai.testing.compare import QUANTIZED_BETWEEN, QUANTIZED_INPUT, mismatch, tolerance_of
+from phyai.testing.compare import QUANTIZED_BETWEEN, QUANTIZED_INPUT, QUANTIZED_TWICE, mismatch, tolerance_of
 
 OPS = {op.name: op for op in CORE_OPS}
 BF16 = dict.fromkeys(("x", "gate_up", "down", "fc1", "fc2", "weight", "y"), "bf16")
@@ -102,3 +103,10 @@ def test_sums_of_parts_that_meet_in_the_outputs_type_are_allowed_their_roundings
     assert mismatch("y", got, want, allowed) is None
     assert mismatch("y", got, want, tolerance_of(OPS["gemm"], "y", dtypes)) is not None
     assert mismatch("y", (parts[0] + parts[1] + parts[3]).to(torch_dtype), want, allowed) is not None
+
+
+def test_more_products_than_two_behind_the_first_are_held_to_what_two_are() -> None:
+    block = OPS["gated_mlp"]
+    more = (attrs.evolve(block.parts[-1], name=name) for name in ("third", "fourth"))
+    longer = attrs.evolve(block, parts=(*block.parts, *more))
+    assert tolerance_of(longer, "y", BF16, quantized_input=True).relative_norm == QUANTIZED_TWICE.relative_norm

@@ -159,11 +159,12 @@ class Part:
     """One part of a composite op: a call of another op.
 
     ``weights`` maps that op's weight names to the composite's; ``attrs`` maps its attributes to the composite's
-    attribute names, to constants, or to functions of the composite's dimensions. ``dims`` maps its dimensions to the
-    composite's, by name or by a function of them (``{"N": lambda d: 2 * d["I"]}``); those not named are the composite's
-    of the same name. ``dtypes`` maps its tensors to the composite's tensors of the same dtype or to a dtype; those not
-    named take the composite's main dtype. ``parts`` are those of its op, where that is composite itself. ``layer`` is
-    what its layer has behind the composite's: its name when None, nothing when empty.
+    attribute names, to constants, or to functions of those of the composite's dimensions that are the same in all calls
+    of a site. ``dims`` maps its dimensions to the composite's, by name or by a function of them
+    (``{"N": lambda d: 2 * d["I"]}``); those not named are the composite's of the same name. ``dtypes`` maps its tensors
+    to the composite's tensors of the same dtype or to a dtype; those not named take the composite's main dtype.
+    ``parts`` are those of its op, where that is composite itself. ``layer`` is what its layer has behind the
+    composite's: its name when None, nothing when empty: it then stands for the whole.
     """
 
     name: str

@@ -31,7 +31,7 @@ QUANTIZED_INPUT = Tolerance(4e-2, 6e-2, 2e-2)
 #: times a large weight, 3.5 times a usual one: 0.25 of what the results of that row usually are.
 QUANTIZED_BETWEEN = Tolerance(4e-2, 6e-2, 3e-2, 0.25)
 #: Two such products, one behind the other: by what the first errs, 2.2e-2, an input of the second crosses borders, and
-#: the results err by sqrt(2.2e-2 / 8) = 5.2e-2 beside that, 5.7e-2 together.
+#: the results err by sqrt(2.2e-2 / 8) = 5.2e-2 beside that, 5.7e-2 together. Nothing wider was derived for more.
 QUANTIZED_TWICE = Tolerance(4e-2, 6e-2, 8e-2, 0.5)
 #: Sums over parts of K that meet in the output's type (``accumulation: output``), of what the results of a row usually
 #: are: such a sum is at most some four times as large, and is rounded, as is each of four sums of two. Where they
@@ -62,7 +62,7 @@ def tolerance_of(
         own = _wider(own, op.tolerance.get(dtypes[other], _EXACT))
     if quantized_input:
         behind = [part.op for _, part in innermost(op.parts)][1:].count("gemm")
-        own = _wider(own, (QUANTIZED_INPUT, QUANTIZED_BETWEEN, QUANTIZED_TWICE)[behind])
+        own = _wider(own, (QUANTIZED_INPUT, QUANTIZED_BETWEEN, QUANTIZED_TWICE)[min(behind, 2)])
     if accumulation == "output":
         own = attrs.evolve(own, row_rms=max(own.row_rms, ROUNDED_SUMS.get(dtype, 0.0)))
     return own
