@@ -82,4 +82,4 @@ def test_a_measured_policys_time_is_the_one_of_the_record(name):
     row = next(line for line in rows if line.startswith("|") and f"(../policies/{name}.yaml)" in line)
     recorded = float(row.split("|")[5].strip(" *ms"))
     said = re.search(r"The whole inference: ([\d.]+) ms", (ROOT / f"policies/{name}.yaml").read_text())
-    assert float(said[1]) == round(recorded, 1)
+    assert abs(float(said[1]) - recorded) < 0.0501  # the record is rounded itself: 12.25 may have been a little more
