@@ -78,8 +78,12 @@ class PiArgs:
 class HostedPi:
     """Answers :class:`Observation` with :class:`ActionChunk`, a list of them with a list (one batch),
     :class:`LerobotBatch` with :class:`BatchResult`, :class:`DeviceBatch` with the actions as a tensor on the device,
-    and :class:`NewWeights` with None."""
+    and :class:`NewWeights` with None.
 
+    A caller's inference mode ends here: memory that is allocated in it can be written to in it alone.
+    """
+
+    @torch.inference_mode(False)
     def __init__(self, family: str, args: PiArgs, host: Host) -> None:
         device, runtime = torch.device(host.device), host.config.runtime
         execution = execution_on(device, runtime)
@@ -117,6 +121,7 @@ class HostedPi:
                 give_back(device)
                 raise
 
+    @torch.inference_mode(False)
     def step(self, request: Any) -> Any:
         """Answer one request; see the class.
 
