@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 
 import pytest
 from engine_models import Echo, EchoArgs, catalog
 from phyai.dispatch import Dispatcher
 from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig, EngineError, ModelPlugin
+from phyai.environment import Device, Environment
 from phyai.errors import CallError, DeclarationError, DeviceMemoryError, PolicyError
 from phyai.policy import default_policy
 
@@ -52,6 +54,29 @@ def test_steps_and_futures_take_turns():
             thread.join(10)
         assert held.result(10) == "held"
         assert running.model.most == 1
+
+
+def test_the_engines_gpu_is_the_current_one_whichever_the_caller_has(monkeypatch):
+    """Kernels are loaded and launched, and streams and events made, on the current device."""
+    import torch
+
+    current, seen = [], []
+
+    @contextmanager
+    def device(index):
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(Environment, "detect", lambda *_, **__: Environment(Device("cuda", index=1)))
+    monkeypatch.setattr(Dispatcher, "compile_ahead", lambda self: seen.append(list(current)))
+    monkeypatch.setattr(Echo, "step", lambda self, request: list(current))
+    with engine() as running:
+        assert running.host.device == "cuda:1"
+        assert running.step(0) == running.submit(0).result(10) == [1]
+    assert seen == [[1]]
+    assert not current
 
 
 def test_submit_returns_before_the_model_answers():

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from phyai.engine import EngineError
+from phyai.engine import EngineError, RuntimeConfig
 from phyai.engine.decisions import decision_rows
 from phyai.errors import InputError
-from phyai_models.pi.hosted import LerobotBatch
+from phyai_models.pi.hosted import LerobotBatch, NewWeights
 from phyai_models.pi05 import Observation
 from pi_cases import REFERENCE, case, engine, random_batch, random_checkpoint, relative_error
 
@@ -202,3 +202,18 @@ def test_weights_are_not_held_twice_while_loading(tmp_path, catalog):
     with Count(), engine(directory, catalog=catalog):
         pass
     assert peak < 1.15 * size
+
+
+@pytest.mark.parametrize("execution", ["eager", "static"])
+def test_requests_come_from_inside_a_callers_inference_mode_or_not(execution, tmp_path, catalog):
+    """Memory that is allocated in that mode can be written to in it alone."""
+    directory = random_checkpoint(tmp_path, "pi05")
+    with torch.inference_mode():
+        running = engine(directory, catalog=catalog, runtime=RuntimeConfig(execution))
+        batch = LerobotBatch(random_batch(directory, batch=1))
+        first = running.step(batch).actions
+    with running:
+        assert torch.equal(running.step(batch).actions, first)
+        assert torch.equal(running.submit(batch).result(60).actions, first)
+        running.step(NewWeights(directory))
+        assert torch.equal(running.step(batch).actions, first)

@@ -1,9 +1,11 @@
 """Kernels that fail while they are captured."""
 
+import attrs
 import pytest
 import torch
 from phyai.engine import RuntimeConfig
-from phyai.errors import KernelFailure, NoKernelError
+from phyai.errors import CaptureError, KernelFailure, NoKernelError
+from phyai_models.layers import Tokens
 from phyai_models.pi.hosted import LerobotBatch
 from phyai_models.runner.graph import failures_named
 from pi_cases import engine, random_batch, random_checkpoint
@@ -58,3 +60,25 @@ def test_a_failing_kernel_that_a_rule_pins_leaves_none(tmp_path, catalog):
         running.dispatcher.exclude("torch.attention_paged.sdpa_flash", "failed while captured")
         with pytest.raises(NoKernelError, match="failed while captured"):
             running.step(batch)
+
+
+def test_what_could_not_be_planned_is_planned_again_though_lengths_are_as_before(tmp_path, catalog, monkeypatch):
+    directory = random_checkpoint(tmp_path, "pi05")
+    short, longer = (LerobotBatch(random_batch(directory, batch=1, tokens=tokens)) for tokens in (2, 3))
+    with engine(directory, catalog=catalog, runtime=STATIC) as running:
+        running.step(short)
+        program = running.model.runner._last
+        program.rest = attrs.evolve(program.rest, captured=True)
+        planned = []
+
+        def replan(tokens):
+            planned.append("prefix" if tokens is program.prefix else "suffix")
+            if len(planned) == 2:
+                raise CaptureError("no plan")
+
+        monkeypatch.setattr(Tokens, "replan", replan)
+        with pytest.raises(CaptureError):
+            running.step(longer)
+        running.step(short)
+        running.step(short)
+        assert planned == ["prefix", "suffix"] * 2

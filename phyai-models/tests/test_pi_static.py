@@ -206,6 +206,37 @@ def test_a_device_batch_of_other_dtypes_is_refused(change, message, runtime, tmp
             running.step(attrs.evolve(request, **{name: changed(getattr(request, name))}))
 
 
+@pytest.mark.parametrize("runtime", [STATIC, RuntimeConfig("eager")], ids=["static", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_a_device_batch_of_any_floating_dtype_is_answered_as_its_values_in_float32(dtype, runtime, tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi0")
+    batch = random_batch(directory, batch=1, tokens=3)
+    with engine(directory, catalog=catalog, runtime=runtime) as running:
+        config = running.model.config
+        images = torch.stack([batch[c] for c in config.cameras], 1) * 2 - 1
+        state = torch.nn.functional.pad(batch[STATE], (0, config.max_state_dim - batch[STATE].shape[1]))
+        given = {name: t.to(dtype) for name, t in (("images", images), ("noise", batch["noise"]), ("state", state))}
+        request = DeviceBatch(tokens=batch["observation.language.tokens"], **given)
+        got = running.step(request).clone()
+        assert got.dtype == torch.float32
+        assert torch.equal(got, running.step(attrs.evolve(request, **{name: t.float() for name, t in given.items()})))
+
+
+def test_a_device_batch_without_any_camera_is_answered_alike_in_a_recording(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch = random_batch(directory, batch=1, tokens=3)
+    answers = []
+    for runtime in (RuntimeConfig("eager"), STATIC):
+        with engine(directory, catalog=catalog, runtime=runtime) as running:
+            images = torch.stack([batch[c] for c in running.model.config.cameras], 1) * 2 - 1
+            request = DeviceBatch(images, batch["observation.language.tokens"], batch["noise"])
+            without = attrs.evolve(request, camera_mask=torch.zeros(images.shape[:2], dtype=torch.bool))
+            answers.append([running.step(each).clone() for each in (request, without)])
+    assert not torch.equal(*answers[0])
+    for eager, recorded in zip(*answers, strict=True):
+        torch.testing.assert_close(recorded, eager, rtol=1e-5, atol=1e-6)
+
+
 def test_pi0_needs_the_state_of_a_device_batch(tmp_path, catalog):
     directory = random_checkpoint(tmp_path, "pi0")
     batch = random_batch(directory, batch=1, tokens=3)

@@ -60,6 +60,20 @@ def test_the_images_are_looked_at_before_the_prompt_is_made_ready(tmp_path, cata
         assert not noted, "a trace is launched kernel by kernel"
 
 
+def test_what_a_batch_has_beside_images_is_fetched_before_they_are_looked_at(tmp_path, catalog, noted, monkeypatch):
+    """From a GPU it would arrive behind all that was given to it before."""
+    from phyai_models.pi import hosted
+
+    directory = random_checkpoint(tmp_path, "pi05")
+    batch, fetch = random_batch(directory, batch=1, tokens=3), hosted.small_on_host
+    monkeypatch.setattr(hosted, "small_on_host", lambda given: [noted.append("fetch"), fetch(given)][1])
+    with engine(directory, catalog=catalog, runtime=STATIC) as running:
+        actions(running, batch)
+        noted.clear()
+        actions(running, batch)
+        assert noted == ["fetch", "VisionProgram.compute", "Program.load_prompt", "Program.compute_rest"]
+
+
 def test_prompts_of_all_lengths_share_what_looks_at_as_many_images(tmp_path, catalog):
     directory = random_checkpoint(tmp_path, "pi05", cameras=3)
     runtime = attrs.evolve(STATIC, max_graphs=2)

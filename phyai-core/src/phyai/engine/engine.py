@@ -62,7 +62,7 @@ class Engine:
                 f"plugin_args of {args.plugin!r} should be a {arguments.__module__}.{arguments.__qualname__}, "
                 f"and is a {type(args.plugin_args).__name__}"
             )
-        with self.dispatcher.telling_together():
+        with self.host.current(), self.dispatcher.telling_together():
             self.model = plugin.loader()(args.plugin_args, self.host)
             self._compile_ahead()
         self._lock = threading.Lock()
@@ -100,7 +100,7 @@ class Engine:
             EngineError: the engine is closed.
             InputError: the request does not fit the model.
         """
-        with self._lock, self.dispatcher.telling_together():
+        with self._lock, self.host.current(), self.dispatcher.telling_together():
             if self._closed:
                 raise EngineError("this engine is closed; make a new one")
             if self._to_tune:
@@ -118,7 +118,7 @@ class Engine:
             EngineError: the engine is closed.
             TuneError: the tuning store cannot be read or written, or measuring does not work.
         """
-        with self._lock, self.dispatcher.telling_together():
+        with self._lock, self.host.current(), self.dispatcher.telling_together():
             if self._closed:
                 raise EngineError("this engine is closed; make a new one")
             if request is None:

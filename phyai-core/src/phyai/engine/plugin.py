@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +34,16 @@ class Host:
         """The device as torch names it: ``cpu``, ``cuda:0``."""
         device = self.environment.device
         return device.type if device.type == "cpu" else f"{device.type}:{device.index}"
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Within it the engine's GPU is the current one: where kernels are loaded and launched, and streams and events
+        made, that are not told a device. On a CPU: nothing."""
+        device = self.environment.device
+        if device.type != "cuda":
+            return nullcontext()
+        import torch
+
+        return torch.cuda.device(device.index)
 
 
 class Model(Protocol):

@@ -73,7 +73,8 @@ def measure(options: Options, *, policy: Any = None, catalog: Any = None, say: C
     config = EngineConfig(DeviceConfig(target, options.dtype), runtime=runtime)
     plugin_args = arguments(options)
     say("loading")
-    with Engine(EngineArgs(options.family, plugin_args, config), policy=policy, catalog=catalog) as engine:
+    made = EngineArgs(options.family, plugin_args, config)
+    with Engine(made, policy=policy, catalog=catalog) as engine, engine.host.current():
         return _Bench(options, engine, plugin_args, say).record()
 
 

@@ -22,6 +22,7 @@ from phyai_models.pi.inputs import (
     lerobot_cameras,
     lerobot_images,
     lerobot_inputs,
+    small_on_host,
 )
 from phyai_models.pi.loading import load_model, open_source, renew, require_forms, require_renewable
 from phyai_models.pi.model import Savings
@@ -77,8 +78,12 @@ class PiArgs:
 class HostedPi:
     """Answers :class:`Observation` with :class:`ActionChunk`, a list of them with a list (one batch),
     :class:`LerobotBatch` with :class:`BatchResult`, :class:`DeviceBatch` with the actions as a tensor on the device,
-    and :class:`NewWeights` with None."""
+    and :class:`NewWeights` with None.
 
+    A caller's inference mode ends here: memory that is allocated in it can be written to in it alone.
+    """
+
+    @torch.inference_mode(False)
     def __init__(self, family: str, args: PiArgs, host: Host) -> None:
         device, runtime = torch.device(host.device), host.config.runtime
         execution = execution_on(device, runtime)
@@ -116,6 +121,7 @@ class HostedPi:
                 give_back(device)
                 raise
 
+    @torch.inference_mode(False)
     def step(self, request: Any) -> Any:
         """Answer one request; see the class.
 
@@ -170,11 +176,12 @@ class HostedPi:
     def _batch(self, request: LerobotBatch) -> BatchResult:
         runner, tensors = self._running, request.tensors
         checks, camera_mask = Checks(runner.model.device), lerobot_cameras(tensors, self.config)
+        small = small_on_host(tensors)
         images = runner.images(camera_mask)
         lerobot_images(tensors, self.config, images, checks)
         seen = None if request.trace else runner.look(images, camera_mask)
         noise = None if NOISE in tensors else self._noise(len(images))
-        inputs = lerobot_inputs(tensors, self.config, images, camera_mask, noise)
+        inputs = lerobot_inputs(small, self.config, images, camera_mask, noise)
         stages: dict[str, torch.Tensor] = {}
         given = stages if request.trace else None
         chunk = runner(inputs, self._steps(request.num_steps), given, seen=seen, checks=checks)

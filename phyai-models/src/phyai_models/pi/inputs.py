@@ -76,7 +76,7 @@ def from_lerobot(
     checks, camera_mask = Checks(device), lerobot_cameras(batch, config)
     images = blank_images(camera_mask, config, device)
     lerobot_images(batch, config, images, checks)
-    inputs = lerobot_inputs(batch, config, images, camera_mask, noise)
+    inputs = lerobot_inputs(small_on_host(batch), config, images, camera_mask, noise)
     checks.make()
     return inputs
 
@@ -131,18 +131,18 @@ def lerobot_images(batch: Mapping[str, torch.Tensor], config: PiConfig, out: tor
 
 
 def lerobot_inputs(
-    batch: Mapping[str, torch.Tensor],
+    small: Mapping[str, torch.Tensor],
     config: PiConfig,
     images: torch.Tensor,
     camera_mask: torch.Tensor,
     noise: torch.Tensor | None,
 ) -> Inputs:
-    """The last: ``images`` and ``camera_mask``, which are there already, with everything else.
+    """The last: ``images`` and ``camera_mask``, which are there already, with everything else, as
+    :func:`small_on_host` gives it.
 
     Raises:
         InputError: tokens, state or noise cannot be used.
     """
-    small = on_host({name: batch[name] for name in (TOKENS, TOKEN_MASK, STATE, NOISE) if name in batch})
     tokens, token_mask, size = small[TOKENS].to(torch.int64), small[TOKEN_MASK], images.shape[0]
     check_tokens(tokens, token_mask, config)
     state = small.get(STATE)
@@ -156,8 +156,10 @@ def lerobot_inputs(
     )
 
 
-def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``tensors`` on the CPU; those that lie on a GPU are waited for together."""
+def small_on_host(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What of a batch is no image, on the CPU. What lies on a GPU is waited for, together, and with it all that the GPU
+    was given before: ask for it before the GPU is given the images to look at."""
+    tensors = {name: batch[name] for name in (TOKENS, TOKEN_MASK, STATE, NOISE) if name in batch}
     brought = {name: tensor.to(CPU, non_blocking=True) for name, tensor in tensors.items()}
     for device in {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}:
         torch.cuda.current_stream(device).synchronize()

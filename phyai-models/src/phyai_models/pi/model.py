@@ -151,7 +151,7 @@ class PiModel(Layer):
         if rows.dtype != self.precision.vision:
             rows.copy_(self.embed_images(images))
         else:
-            self.vision(images, rows.view(len(images), -1, rows.shape[-1]))
+            self.vision(images, rows.view(len(images), self.config.vision.patches, rows.shape[-1]))
 
     def fill(self, embeddings: torch.Tensor, tokens: Tokens, cache: KVCache) -> None:
         """Write the keys and values of prefix ``embeddings [T, width]``."""

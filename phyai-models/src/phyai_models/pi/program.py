@@ -115,6 +115,7 @@ class Program:
         if self._uploaded is not None:
             self._uploaded.record()
         if self.rest is not None and (replan or lengths != self._lengths):
+            self._lengths = []  # until all have planned
             for tokens in (self.prefix, self.suffix):
                 tokens.replan() if self.rest.captured else tokens.forget_plans()
         self._filling, self._lengths = filling, lengths

@@ -290,7 +290,8 @@ class Runner:
         layout = self.layout(inputs)
         prefix, suffix = layout.prefix.to(device), layout.suffix.to(device)
         cache = self.cache
-        patches = model.embed_images(inputs.images[layout.cameras.to(inputs.images.device)].to(device))
+        images = inputs.images[layout.cameras.to(inputs.images.device)]
+        patches = model.embed_images(images.to(device, torch.float32))
         text = model.embed_tokens(layout.token_ids.to(device))
         gather = layout.gather.to(device)
         if stages is not None:

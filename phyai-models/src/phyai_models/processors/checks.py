@@ -61,7 +61,7 @@ def _on_its_way(values: torch.Tensor) -> Callable[[], tuple[float, float]]:
     """The bounds are computed where the values lie, and arrive before what the device is given after this."""
     bounds = torch.stack(torch.aminmax(values.to(torch.float32))).to("cpu", non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
+    arrived.record(torch.cuda.current_stream(values.device))
 
     def found() -> tuple[float, float]:
         arrived.synchronize()
