@@ -94,6 +94,22 @@ def test_queries_and_keys_that_heads_have_in_common_are_described_as_if_each_had
     torch.testing.assert_close(o.double(), one.transpose(0, 1).expand(5, 4, 256), rtol=1e-2, atol=1e-2)
 
 
+def test_codes_that_begin_anywhere_are_read_from_a_multiple_of_16_bytes() -> None:
+    from phyai.quant.realize import quantize_weight
+    from phyai.quant.scheme import QuantScheme, TensorQuant
+    from phyai_backend_cuda.skinny.layout import pack
+
+    plain, x = torch.randn(64, 128), torch.randn(3, 128).bfloat16()
+    given = [pack(quantize_weight(t, QuantScheme(TensorQuant("fp8_e4m3", "channel")))) for t in (plain, -plain)]
+    codes = given[0].packed["codes"]
+    moved = torch.empty(len(codes) + 1, dtype=torch.uint8)[1:].copy_(codes)
+    held = gemm.Product(attrs.evolve(given[0], packed={"codes": moved}), None, Facts({"dtype.x": "bf16"}))
+    want = gemm.Product(given[0], None, Facts({"dtype.x": "bf16"}))(x)
+    torch.testing.assert_close(held(x), want, rtol=0, atol=0)
+    held.refresh(given[1], None)
+    torch.testing.assert_close(held(x), -want, rtol=0, atol=0)
+
+
 SILU = {"activation": "silu"}
 QKV = {
     "T": 5, "K": 192, "pages": 3, "page_size": 4, "max_position": 30, "heads": 3, "kv_heads": 2, "head_dim": 64,
