@@ -217,7 +217,7 @@ class Map:
 
     def __attrs_post_init__(self) -> None:
         assert [self.tensor.data_ptr() % 16, self.tensor.stride(-1)] == [0, 1]
-        assert all(step % 8 == 0 for step in self.tensor.stride()[:-1])
+        assert all(step % 8 == 0 and step >= self.tensor.shape[-1] for step in self.tensor.stride()[:-1])
         assert len(self.box) == self.tensor.dim() - 1
 
 

@@ -134,6 +134,24 @@ def test_what_lies_between_is_what_the_chain_quantizes(element: str, how: tuple[
     assert ((fused.float() - codes.float()).abs() <= 2 * step).all()
 
 
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_rows_next_to_zero_have_codes_that_are_numbers(element: str) -> None:
+    """Where the inverse of a row's scale is beyond fp32."""
+    from phyai_backend_cuda.quantized.product import product_of
+
+    weight = weight_of(16, 32, element, ("channel", "token", True))
+    held = product_of(weight, None, Facts(weight.facts()).under("quant"), Resources(), fast=True, options={})
+    gate_up = torch.zeros(2, 64, dtype=torch.bfloat16, device=DEVICE)
+    gate_up[:, ::4] = 2.0**-65
+    gate_up[1] *= 2.0**65
+    codes, scales = held.activated(gate_up, "silu", gated=True)
+    assert codes.float().isfinite().all()
+    values = codes.float() * scales[:, None]
+    assert values[0].abs().max() < 1e-30
+    want = torch.nn.functional.silu(gate_up[1, :32].float()) * gate_up[1, 32:].float()
+    torch.testing.assert_close(values[1], want, rtol=0.1, atol=1e-2)
+
+
 def qkv_facts(op: str, head: str, weight: QuantizedWeight, **more: Any) -> Facts:
     named = ("x", "k_cache", "v_cache", "q", *(("residual", "norm_weight") if head else ()))
     heads = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}

@@ -14,8 +14,10 @@ import attrs
 import pytest
 import torch
 from hopper_simulation import Map, Simulated, box_map
+from machine import Resources
 from phyai.catalog import Catalog
 from phyai.environment import Environment
+from phyai.facts import Facts
 from phyai.kernel import Kernel
 from phyai.op import ArgSpec
 from phyai.ops import CORE_OPS
@@ -76,6 +78,36 @@ def test_what_a_row_claims_it_computes(id: str, catalog: Catalog) -> None:
     report = examine(subject_of(id, catalog), seconds=3, calls=40)
     assert not [(check.name, check.reason, check.call) for check in report.checks if check.outcome is Outcome.FAILED]
     assert any(check.outcome is Outcome.PASSED for check in report.checks)
+
+
+def test_queries_and_keys_that_heads_have_in_common_are_described_as_if_each_had_its_own() -> None:
+    """The copy engine takes no stride that is less than a row."""
+    common = torch.randn(3, 5, 1, 256).bfloat16()
+    q, k, v = common[0].expand(5, 4, 256), *(t[None].expand(1, 5, 2, 256) for t in common[1:])
+    facts = {"shape.heads": 4, "shape.kv_heads": 2, "shape.head_dim": 256, "dtype.q": "bf16"}
+    prepared = prefill.prepare(Facts(facts), {}, {}, Resources())
+    given = {"cu_seqlens_q": [0, 5], "kv_indptr": [0, 1], "kv_indices": [0], "last_page_len": [5]}
+    assert prepared.plan is not None
+    state = prepared.plan({name: torch.tensor(values, dtype=torch.int32) for name, values in given.items()})
+    o = prepared.run(q, k, v, state=state)
+    one = torch.nn.functional.scaled_dot_product_attention(*(t.double().transpose(0, 1) for t in common))
+    torch.testing.assert_close(o.double(), one.transpose(0, 1).expand(5, 4, 256), rtol=1e-2, atol=1e-2)
+
+
+def test_codes_that_begin_anywhere_are_read_from_a_multiple_of_16_bytes() -> None:
+    from phyai.quant.realize import quantize_weight
+    from phyai.quant.scheme import QuantScheme, TensorQuant
+    from phyai_backend_cuda.skinny.layout import pack
+
+    plain, x = torch.randn(64, 128), torch.randn(3, 128).bfloat16()
+    given = [pack(quantize_weight(t, QuantScheme(TensorQuant("fp8_e4m3", "channel")))) for t in (plain, -plain)]
+    codes = given[0].packed["codes"]
+    moved = torch.empty(len(codes) + 1, dtype=torch.uint8)[1:].copy_(codes)
+    held = gemm.Product(attrs.evolve(given[0], packed={"codes": moved}), None, Facts({"dtype.x": "bf16"}))
+    want = gemm.Product(given[0], None, Facts({"dtype.x": "bf16"}))(x)
+    torch.testing.assert_close(held(x), want, rtol=0, atol=0)
+    held.refresh(given[1], None)
+    torch.testing.assert_close(held(x), -want, rtol=0, atol=0)
 
 
 SILU = {"activation": "silu"}

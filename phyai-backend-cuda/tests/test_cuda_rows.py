@@ -181,6 +181,18 @@ def test_patch_embedding(shape: tuple[int, ...], patch: int, outputs: int, proce
     close(y, want.flatten(2).transpose(1, 2) + position.double())
 
 
+def test_a_weight_of_patches_that_lies_outputs_last() -> None:
+    """Of whole 16 bytes to a row, which need no padding."""
+    x, position, lies = normal(2, 2, 8, 8), normal(4, 24, seed=1).half(), normal(2, 4, 4, 24, seed=2).half()
+    w = lies.permute(3, 0, 1, 2)
+    prepared = prepare("cuda.patch_embedding", {}, weight=w)
+    assert prepared.refresh is not None
+    for weight in (w, w * 2):
+        prepared.refresh({"weight": weight})
+        want = torch.nn.functional.conv2d(x.double(), weight.double(), stride=4).flatten(2).transpose(1, 2)
+        close(prepared.run(x.half(), position), want + position.double())
+
+
 @pytest.mark.parametrize("id", ["cuda.rms_norm", "cuda.gated_residual", "cuda.gated_activation"])
 def test_no_rows_are_no_work(id: str) -> None:
     empty = torch.empty(0, 64, dtype=torch.bfloat16, device=DEVICE)

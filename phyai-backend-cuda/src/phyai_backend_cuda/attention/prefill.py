@@ -16,7 +16,7 @@ from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.attention.split import PLAN_KEY, Metadata, planner
 from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load
-from phyai_backend_cuda.runtime.memory import readable
+from phyai_backend_cuda.runtime.memory import described
 from phyai_backend_cuda.runtime.tensor_map import box_map
 
 ROWS, HEAD_DIM, THREADS = 128, 256, 384  # rows (queries × heads of one key head) and threads of a block
@@ -61,7 +61,6 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     heads, kv_heads = (whole(facts, f"shape.{name}") for name in ("heads", "kv_heads"))
     group, half, processors = heads // kv_heads, facts["dtype.q"] == "fp16", whole(facts, "device.sm_count", 132)
     factor = number(facts, "attrs.scale", HEAD_DIM**-0.5) * math.log2(math.e)
-    overlap = bool(params.get("overlap", True))
 
     def kernel(splits: int) -> Kernel:
         return load(
@@ -82,7 +81,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         if not state.requests:
             o.zero_()
         elif len(q):
-            q, k, v = readable(q), readable(k_cache), readable(v_cache)
+            q, k, v = described(q), described(k_cache), described(v_cache)
             cu_seqlens, _, indices, last = (t.data_ptr() for t in state.tensors)
             arguments = (
                 box_map(q, (ROWS // group, group)), box_map(k, (1, KEYS, 1)), box_map(v, (1, KEYS, 1)),
@@ -90,7 +89,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
             )  # fmt: skip
             tiles = tiles_of(len(q), state.requests, group)
             splits = int(params.get("splits") or splits_for(tiles * kv_heads, processors))
-            kernel(splits).launch((splits * tiles, kv_heads), THREADS, arguments, current_stream(), overlap=overlap)
+            kernel(splits).launch((splits * tiles, kv_heads), THREADS, arguments, current_stream(), overlap=True)
         return o if direct or out is None else out.copy_(o)
 
     return Prepared(run, plan=planner(resources), plan_key=PLAN_KEY)

@@ -16,7 +16,7 @@ from phyai.facts import Facts, number, whole
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load
-from phyai_backend_cuda.runtime.memory import readable
+from phyai_backend_cuda.runtime.memory import described
 from phyai_backend_cuda.runtime.tensor_map import TensorMap, box_map
 
 ROWS, THREADS = 64, 128  # keys of a chunk, queries and threads of a warpgroup
@@ -65,18 +65,9 @@ def groups_for(batch: int, queries: int, keys: int, heads: int, head_dim: int, p
     return 1 if alone or pairs else 2
 
 
-def described(t: torch.Tensor) -> torch.Tensor:
-    """``t [sequences, rows, heads, elements]``, or a copy, as the copy engine can be told of it: no stride is zero."""
-    expanded = any(size > 1 and not step for size, step in zip(t.shape, t.stride(), strict=True))
-    return t.clone(memory_format=torch.contiguous_format) if expanded else readable(t)
-
-
 def maps_of(t: torch.Tensor) -> list[TensorMap]:
     """Of every part of a head's rows; 64 rows to a box."""
     by_head = t.transpose(1, 2)
-    # the stride of a single sequence or head is never used, but has to be one that the driver takes
-    steps = (step if size > 1 else 8 for size, step in zip(by_head.shape, by_head.stride(), strict=True))
-    by_head = by_head.as_strided(by_head.shape, (*tuple(steps)[:-1], 1))
     return [box_map(by_head, (1, 1, ROWS), width * 2) for width in widths(t.shape[-1])]
 
 
@@ -103,7 +94,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: None = None, cu_seqlens_q: None = None,
         cu_seqlens_k: None = None, out: torch.Tensor | None = None, state: object = None,
     ) -> torch.Tensor:  # fmt: skip
-        direct = out is not None and out.dim() == 4 and readable(out) is out
+        direct = out is not None and out.dim() == 4 and described(out) is out
         o = out if direct and out is not None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if q.numel() and k.numel():
             launch(*(described(t.reshape(-1, *t.shape[-3:])) for t in (q, k, v, o)))

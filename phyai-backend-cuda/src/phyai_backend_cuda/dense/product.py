@@ -10,7 +10,7 @@ from phyai.facts import Facts, whole
 
 from phyai_backend_cuda.dense.tiles import ROWS, Chip, Tile, tile_for
 from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load
-from phyai_backend_cuda.runtime.memory import aligned, output, placed, readable, settle
+from phyai_backend_cuda.runtime.memory import aligned, described, output, placed, settle
 from phyai_backend_cuda.runtime.tensor_map import TensorMap, matrix_map
 
 THREADS = 384
@@ -56,10 +56,8 @@ class Product:
         n, k = self.weight.shape
         y = output(x, out, *x.shape[:-1], n)
         if y.numel():
-            rows, place = readable(x.reshape(-1, k)), placed(y, 8)
-            if rows.stride(0) < k:  # the copy engine's rows do not overlap
-                rows = rows.clone(memory_format=torch.contiguous_format)
-            self.launch(rows, place)
+            place = placed(y, 8)
+            self.launch(described(x.reshape(-1, k)), place)
             settle(y, place)
         return y
 

@@ -75,7 +75,8 @@ def put(
             scale = tl.load(given)
         else:
             scale = scale_of(tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 0), TOP)
-        inverse = tl.div_rn(1.0, scale)
+        # at most the largest number: of a scale next to zero it would be infinite, and zeros would become NaN
+        inverse = tl.minimum(tl.div_rn(1.0, scale), 3.4028234663852886e38)
         tl.store(codes + at, codes_of(first * inverse, second * inverse, TOP, COMPILED), keep)
         if PER_ROW:
             tl.store(scales + row, scale)

@@ -101,7 +101,7 @@ class Kernel:
         return _Config((*grid, 1, 1)[:3], (block, 1, 1), self.shared_bytes, stream, attributes, len(given))
 
 
-@functools.lru_cache(maxsize=256)
+@functools.cache  # without a limit: a kernel that was forgotten would be loaded anew, and stay on the device as well
 def _load(
     name: str, function: str, defines: tuple[tuple[str, int], ...], arch: str, shared: int, cluster: int,
     carveout: int | None, _: int,

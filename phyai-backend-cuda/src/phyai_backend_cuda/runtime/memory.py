@@ -36,6 +36,17 @@ def readable(x: torch.Tensor) -> torch.Tensor:
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
+def described(x: torch.Tensor) -> torch.Tensor:
+    """``x`` (16-bit), or a copy, as the copy engine can be told of it: :func:`readable`, no row over another.
+
+    >>> x = torch.zeros(4, 1, 24, dtype=torch.bfloat16)
+    >>> [described(part) is part for part in (x, x.transpose(0, 1), x.expand(4, 8, 24))]
+    [True, True, False]
+    """
+    apart = all(stride >= x.shape[-1] for stride in x.stride()[:-1])
+    return readable(x) if apart else x.clone(memory_format=torch.contiguous_format)
+
+
 def placed(y: torch.Tensor, elements: int) -> torch.Tensor:
     """``y`` as ``[M, N]`` where ``elements`` of a row can be stored at once, else another tensor of that shape."""
     rows = y.reshape(-1, y.shape[-1])

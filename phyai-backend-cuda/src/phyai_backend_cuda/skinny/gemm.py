@@ -36,7 +36,7 @@ class Product:
         if isinstance(weight, QuantizedWeight):
             from phyai_backend_cuda.skinny.layout import operands
 
-            return operands(weight, self.dtype)
+            return {name: aligned(tensor) for name, tensor in operands(weight, self.dtype).items()}
         return {"w": aligned(weight)}
 
     def load(self, rows: tuple[int, int] | None) -> None:

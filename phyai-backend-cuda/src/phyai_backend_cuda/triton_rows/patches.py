@@ -76,7 +76,8 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     outputs, _, patch, _ = weight.shape
     elements = weight[0].numel()
     width = triton.cdiv(elements, 8) * 8  # tensor maps ask for rows of whole 16 bytes
-    matrix = torch.nn.functional.pad(weight.flatten(1), (0, width - elements))
+    # a copy, even without padding, and rows without gaps, even of a weight that lies outputs last
+    matrix = torch.nn.functional.pad(weight.flatten(1), (0, width - elements)).contiguous()
     held = {"matrix": matrix[:, :elements], "bias": None if bias is None else bias.contiguous()}
     keep = in_place(held)
     described = TensorDescriptor.from_tensor(matrix, [BLOCK_N, BLOCK_K])
