@@ -16,7 +16,7 @@ from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.attention.split import PLAN_KEY, Metadata, planner
 from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load
-from phyai_backend_cuda.runtime.memory import described
+from phyai_backend_cuda.runtime.memory import described, gapless, output, settle
 from phyai_backend_cuda.runtime.tensor_map import box_map
 
 ROWS, HEAD_DIM, THREADS = 128, 256, 384  # rows (queries × heads of one key head) and threads of a block
@@ -76,8 +76,8 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
         state: Metadata | None = None,
     ) -> torch.Tensor:  # fmt: skip
         assert state is not None, "attention_paged runs with the state that plan(metadata) returned"
-        direct = out is not None and out.is_contiguous() and not out.data_ptr() % 16
-        o = out if direct and out is not None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        y = output(q, out)
+        o = gapless(y)
         if not state.requests:
             o.zero_()
         elif len(q):
@@ -90,6 +90,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
             tiles = tiles_of(len(q), state.requests, group)
             splits = int(params.get("splits") or splits_for(tiles * kv_heads, processors))
             kernel(splits).launch((splits * tiles, kv_heads), THREADS, arguments, current_stream(), overlap=True)
-        return o if direct or out is None else out.copy_(o)
+        settle(y, o)
+        return y
 
     return Prepared(run, plan=planner(resources), plan_key=PLAN_KEY)

@@ -17,7 +17,7 @@ from phyai.facts import Facts, number, whole
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load
-from phyai_backend_cuda.runtime.memory import readable
+from phyai_backend_cuda.runtime.memory import gapless, output, readable, settle
 
 WIDEST, FIXED_SPLITS = 16, 8  # a cluster of 16 blocks does not fit on every chip
 SPLITS = (8, 4, 2, 1)
@@ -152,8 +152,8 @@ def _prepare(
         state: Metadata | None = None,
     ) -> torch.Tensor:  # fmt: skip
         assert state is not None, "attention_paged runs with the state that plan(metadata) returned"
-        direct = out is not None and out.is_contiguous() and not out.data_ptr() % 16
-        o = out if direct and out is not None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        y = output(q, out)
+        o = gapless(y)
         if not state.requests:
             o.zero_()
         elif len(q):
@@ -163,7 +163,8 @@ def _prepare(
             arguments = params_of(*held, o, state, scores)
             grid = (splits, tiles, kv_heads)
             kernel(splits, stages).launch(grid, THREADS, (arguments,), current_stream(), overlap=overlap)
-        return o if direct or out is None else out.copy_(o)
+        settle(y, o)
+        return y
 
     return Prepared(run, plan=planner(resources), plan_key=PLAN_KEY)
 

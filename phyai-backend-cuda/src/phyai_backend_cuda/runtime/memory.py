@@ -56,8 +56,15 @@ def placed(y: torch.Tensor, elements: int) -> torch.Tensor:
     return torch.empty(rows.shape, dtype=y.dtype, device=y.device)
 
 
+def gapless(y: torch.Tensor) -> torch.Tensor:
+    """``y`` where it lies without gaps from a multiple of 16 bytes on, else another tensor of its shape."""
+    fits = y.is_contiguous() and not y.data_ptr() % 16
+    return y if fits else torch.empty(y.shape, dtype=y.dtype, device=y.device)
+
+
 def settle(y: torch.Tensor, rows: torch.Tensor) -> None:
-    """Bring what was written to ``rows`` to ``y``, where :func:`rows_of` or :func:`placed` gave other memory."""
+    """Bring what was written to ``rows`` to ``y``, where :func:`rows_of`, :func:`placed` or :func:`gapless` gave other
+    memory."""
     if rows.data_ptr() != y.data_ptr():
         y.copy_(rows.view(y.shape))
 

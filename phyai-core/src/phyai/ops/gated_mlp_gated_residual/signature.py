@@ -19,6 +19,7 @@ from phyai.ops.ada_rms_norm.signature import ROWS
 from phyai.ops.feed_forward import DIMS, TOLERANCE
 from phyai.ops.gated_mlp_gated_residual.arg_specs import ARG_SPECS
 from phyai.ops.gemm.signature import CODES
+from phyai.ops.gemm_gated_residual.signature import GATED_RESIDUAL
 
 OP = Op(
     name="gated_mlp_gated_residual",
@@ -39,10 +40,7 @@ OP = Op(
             "gated_mlp", "gated_mlp", weights={"gate_up": "gate_up", "down": "down"},
             attrs={"activation": "activation"}, parts=gated_mlp.OP.parts, layer="",
         ),
-        Part(
-            "gated_residual", "gated_residual", dims={"D": "N"},
-            dtypes={"residual": "residual", "gate": "gate", "y": "y"},
-        ),
+        GATED_RESIDUAL,
     ),
     compose="phyai.ops.gemm_gated_residual.decompose:compose",
     arg_specs=ARG_SPECS,

@@ -25,6 +25,11 @@ TOLERANCE = {
     "bf16": Tolerance(rtol=4e-2, atol=3e-2, relative_norm=8e-3),
 }
 
+#: What adds a branch's result to the residual.
+GATED_RESIDUAL = Part(
+    "gated_residual", "gated_residual", dims={"D": "N"}, dtypes={"residual": "residual", "gate": "gate", "y": "y"}
+)
+
 OP = Op(
     name="gemm_gated_residual",
     doc=__doc__ or "",
@@ -45,10 +50,7 @@ OP = Op(
     tolerance=TOLERANCE,
     parts=(
         Part("gemm", "gemm", weights={"weight": "weight", "bias": "bias"}, layer=""),
-        Part(
-            "gated_residual", "gated_residual", dims={"D": "N"},
-            dtypes={"residual": "residual", "gate": "gate", "y": "y"},
-        ),
+        GATED_RESIDUAL,
     ),
     compose="phyai.ops.gemm_gated_residual.decompose:compose",
     arg_specs=ARG_SPECS,
