@@ -6,8 +6,13 @@
 // ends with half the columns of both partial sums.
 // Three warp groups: one thread of the first fetches, the two others multiply 64 rows each.
 //
+// RESIDUAL: y = residual + x · Wᵀ + bias instead, and `written` tells of the statistics of its rows (see statistics.cuh).
+// NORMED: the product of (x - mean) / deviation of each row, which `read` tells, by the factors of the norm and bias that
+// W and bias have in them: what a row's mean adds to each column is taken off again, by the sums of W's rows.
+//
 // Of a launch that overlaps only W and bias are read before the kernel in front has ended.
 #include "activations.cuh"
+#include "statistics.cuh"
 #include "tma.cuh"
 #include "wgmma_wide.cuh"
 
@@ -27,12 +32,29 @@
 #define KEPT (COLUMNS / SPLIT)  // columns that a block ends with
 #define UNITS (KEPT / 8)  // of 16 bytes, of a row of y
 #define PITCH (16 * (UNITS | 1))  // bytes between rows of y in shared memory: no two of eight in the same banks
+#ifdef NORMED
+typedef float offset;
+#else
+typedef elem offset;
+#endif
+#if defined(FP8) || defined(NORMED)
+#define BY_COLUMN  // a factor of each column beside its bias
+#endif
+#ifdef RESIDUAL
+static_assert(KEPT == STATISTICS, "a block's columns of a row are what statistics are of");
+#endif
 
 extern "C" __global__ void __launch_bounds__(384, 1) dense(
-    const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight, const elem* bias, elem* y,
+    const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight, const offset* bias, elem* y,
     long long y_row, int M, int N, int K
 #ifdef FP8
-    , const float* row_scale, const float* column_scale
+    , const float* row_scale, const float* column_factor
+#endif
+#ifdef NORMED
+    , const float2* read, const float* column_factor, float eps
+#endif
+#ifdef RESIDUAL
+    , const elem* residual, long long residual_row, float2* written
 #endif
 ) {
     extern __shared__ char raw[];
@@ -40,6 +62,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
     const u32 exchange = base + STAGES * STAGE;  // partial sums from the block with the other half of K
     const u32 biases = exchange + (SPLIT - 1) * BM * KEPT * 4, full = biases + COLUMNS * 8, empty = full + 8 * STAGES;
     const u32 met = empty + 8 * STAGES;
+#ifdef NORMED
+    const u32 factors = met + 8;  // of each row
+#endif
     const int group = threadIdx.x / 128;
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const int across = rank % ACROSS, along = rank / ACROSS % ALONG, half = rank / GROUP;
@@ -92,6 +117,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
                 load_x(k);
             }
         }
+#ifdef NORMED
+        else if (threadIdx.x >= 32) {
+            for (int r = threadIdx.x - 32; r < BM; r += 96)
+                store_shared(factors + 8 * r, m + r < M ? row_factors(read, m + r, K, eps) : make_float2(0.0f, 0.0f));
+            __syncwarp();
+            named_barrier_arrive(1, 256 + 96);
+        }
+#endif
         __syncwarp();
         if (CLUSTER > 1) { cluster_arrive_relaxed(); cluster_wait(); }
         return;
@@ -101,11 +134,20 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
     if (threadIdx.x - 128 < COLUMNS) {
         const int column = n + threadIdx.x - 128;
         store_shared(biases + 4 * (threadIdx.x - 128), bias && column < N ? static_cast<float>(bias[column]) : 0.0f);
-#ifdef FP8
-        store_shared(biases + 4 * (COLUMNS + threadIdx.x - 128), column < N ? column_scale[column] : 0.0f);
+#ifdef BY_COLUMN
+        store_shared(biases + 4 * (COLUMNS + threadIdx.x - 128), column < N ? column_factor[column] : 0.0f);
 #endif
     }
     const int mine = group - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+#ifdef RESIDUAL
+    uint4 added[UNITS / 2];  // as they are written again
+#pragma unroll
+    for (int i = 0; i < UNITS / 2; i++) {
+        const int r = m + mine * 64 + warp * 16 + (lane + 32 * i) / UNITS;
+        const int c = n + half * KEPT + (lane + 32 * i) % UNITS * 8;
+        added[i] = r < M && c < N ? load_written4(residual + r * residual_row + c) : make_uint4(0, 0, 0, 0);
+    }
+#endif
     // one lane for each block that fetches for this one
     const int source = lane < ACROSS ? along * ACROSS + lane : ((lane - ACROSS) + (lane - ACROSS >= along)) * ACROSS + across;
     const bool tells = warp == 0 && lane < SOURCES;
@@ -157,20 +199,58 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
         d[4 * j] += v.x, d[4 * j + 1] += v.y, d[4 * j + 2] += v.z, d[4 * j + 3] += v.w;
     }
 #endif
-    named_barrier(1, 256);  // what was multiplied is not needed any more: the result goes where it was
+#ifdef NORMED
+    named_barrier(1, 256 + 96);  // the rows' factors are there, and
+#else
+    named_barrier(1, 256);
+#endif
+    // what was multiplied is not needed any more: the result goes where it was
     const u32 place = base + (mine * 64 + warp * 16) * PITCH, mine_bias = biases + (half * KEPT + 2 * (lane % 4)) * 4;
     const int row = m + mine * 64 + warp * 16, column = n + half * KEPT;
+#ifdef NORMED
+    const u32 my_factors = factors + 8 * (mine * 64 + warp * 16 + lane / 4);
+    const float2 normed[2] = {load_shared2(my_factors), load_shared2(my_factors + 64)};
+#endif
 #pragma unroll
     for (int j = 0; j < UNITS; j++) {
         const float2 b = load_shared2(mine_bias + 32 * j);
-#ifdef FP8
+#ifdef BY_COLUMN
         const float2 s = load_shared2(mine_bias + 32 * j + 4 * COLUMNS);
 #pragma unroll
-        for (int e = 0; e < 4; e++) d[4 * j + e] *= scales[e / 2] * (e % 2 ? s.y : s.x);
+        for (int e = 0; e < 4; e++) {
+#ifdef FP8
+            d[4 * j + e] *= scales[e / 2] * (e % 2 ? s.y : s.x);
+#else
+            d[4 * j + e] = fmaf(normed[e / 2].x, d[4 * j + e], -normed[e / 2].y * (e % 2 ? s.y : s.x));
+#endif
+        }
 #endif
 #pragma unroll
         for (int e = 0; e < 4; e++) d[4 * j + e] = activate(d[4 * j + e] + (e % 2 ? b.y : b.x));
     }
+#ifdef RESIDUAL
+#pragma unroll
+    for (int i = 0; i < UNITS / 2; i++)
+        store_shared4(place + (lane + 32 * i) / UNITS * PITCH + (lane + 32 * i) % UNITS * 16, added[i]);
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < UNITS; j += 2) {  // matrices as below
+        u32 v[4];
+        load_matrices(v, place + (lane % 16) * PITCH + (j + lane / 16) * 16);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {  // what is told of is what is written
+            const float2 more = unpack_elem(v[i]);
+            const float2 sum = unpack_elem(pack_elem(d[4 * j + 2 * i] + more.x, d[4 * j + 2 * i + 1] + more.y));
+            d[4 * j + 2 * i] = sum.x, d[4 * j + 2 * i + 1] = sum.y;
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float2 found = row_statistics<UNITS>(d, h);
+        const int r = row + lane / 4 + 8 * h;
+        if (lane % 4 == 0 && r < M) written[(long long)r * (N / STATISTICS) + column / STATISTICS] = found;
+    }
+#endif
     const auto pair = [&](int j, int e) { return pack_elem(d[4 * j + e], d[4 * j + e + 1]); };
 #pragma unroll
     for (int j = 0; j < UNITS / 2 * 2; j += 2)  // matrix lane / 8: rows 0–7 and 8–15 of eight columns, then of the next eight

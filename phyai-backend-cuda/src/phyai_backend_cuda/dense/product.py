@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from phyai.facts import Facts, whole
@@ -25,11 +26,12 @@ class Product:
     """``act(x · weightᵀ + bias)`` of any number of rows, with a tile chosen for their number."""
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, facts: Facts, *, activation: str | None = None
-    ) -> None:
+        self, weight: torch.Tensor, bias: torch.Tensor | None, facts: Facts, *, activation: str | None = None,
+        epilogue: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
         self.weight, self.bias = aligned(weight), None if bias is None else aligned(bias)
         self._processors = whole(facts, "device.sm_count", 132)
-        self._defines = {"ACTIVATION": ACTIVATIONS.index(activation), **ELEMENTS[weight.dtype]}
+        self._defines = {"ACTIVATION": ACTIVATIONS.index(activation), **ELEMENTS[weight.dtype], **(epilogue or {})}
         self._boxes: dict[int, TensorMap] = {}
         self._chosen: dict[int, tuple[Tile, Kernel]] = {}
 
@@ -43,13 +45,17 @@ class Product:
         if rows not in self._chosen:
             n, k = len(self.weight), self.weight.shape[1] * self.weight.element_size() // 2
             chip = Chip(self._processors)
-            tile = tile_for(rows, n, k, chip)
+            tile = self.tile_for(rows, n, k, chip)
             kernel = kernel_of(tile, self._defines)
             if tile.cluster == 4 and (fours := kernel.clusters(THREADS)) < chip.fours:
-                tile = tile_for(rows, n, k, Chip(self._processors, fours))
+                tile = self.tile_for(rows, n, k, Chip(self._processors, fours))
                 kernel = kernel_of(tile, self._defines)
             self._chosen[rows] = tile, kernel
         return self._chosen[rows]
+
+    def tile_for(self, rows: int, n: int, k: int, chip: Chip) -> Tile:
+        """The tile for so many rows on such a chip."""
+        return tile_for(rows, n, k, chip)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """``[..., N]`` of ``x [..., K]``."""
@@ -68,7 +74,8 @@ class Product:
         read before the kernel in front has ended: they must have been written by no kernel that may still be running.
         """
         tile, kernel = self.chosen(len(x))
-        launch(kernel, tile, x, self.box(tile), self.bias, y, *scales, n=len(self.weight), overlap=overlap)
+        more = [ctypes.c_void_p(scale.data_ptr()) for scale in scales]
+        launch(kernel, tile, x, self.box(tile), self.bias, y, more, n=len(self.weight), overlap=overlap)
 
     def box(self, tile: Tile) -> TensorMap:
         """The weight in boxes of the copy engine."""
@@ -93,11 +100,12 @@ def kernel_of(tile: Tile, defines: Mapping[str, int]) -> Kernel:
 
 def launch(
     kernel: Kernel, tile: Tile, x: torch.Tensor, weight: TensorMap, bias: torch.Tensor | None, y: torch.Tensor,
-    *scales: torch.Tensor, n: int, overlap: bool = True,
+    more: Sequence[Any] = (), *, n: int, overlap: bool = True,
 ) -> None:  # fmt: skip
-    (m, k), at = x.shape, [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in (bias, y, *scales)]
+    """``more``: arguments of the epilogue."""
+    (m, k), at = x.shape, [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in (bias, y)]
     arguments = (
-        matrix_map(x, ROWS // tile.along), weight, *at[:2], ctypes.c_longlong(y.stride(0)),
-        *(ctypes.c_int(size) for size in (m, n, k)), *at[2:],
+        matrix_map(x, ROWS // tile.along), weight, *at, ctypes.c_longlong(y.stride(0)),
+        *(ctypes.c_int(size) for size in (m, n, k)), *more,
     )  # fmt: skip
     kernel.launch((tile.grid(m, n),), THREADS, arguments, current_stream(), overlap=overlap)

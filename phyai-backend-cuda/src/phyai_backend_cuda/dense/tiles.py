@@ -22,7 +22,8 @@ SPLIT_BELOW, SPLIT_FROM = 1536, 2048
 class Tile:
     """What a block makes: 128 rows and so many ``columns``, of a part of K where it is ``split``.
 
-    ``across`` blocks along M fetch weights for each other, ``along`` blocks along N rows of x.
+    ``across`` blocks along M fetch weights for each other, ``along`` blocks along N rows of x. The epilogue of a
+    ``normed`` product needs two numbers of each row.
     """
 
     columns: int
@@ -30,6 +31,7 @@ class Tile:
     along: int = 1
     split: int = 1
     stages: int = MAX_STAGES
+    normed: bool = False
 
     @property
     def cluster(self) -> int:
@@ -37,9 +39,9 @@ class Tile:
 
     @property
     def fixed_bytes(self) -> int:
-        """Of shared memory, beside the stages: alignment, partial sums, biases and scales, barriers."""
+        """Of shared memory, beside the stages: alignment, partial sums, biases and scales, barriers, rows."""
         partial = ROWS * self.columns // 2 * 4 if self.split == 2 else 0
-        return 1024 + partial + self.columns * 8 + 16 * MAX_STAGES + 8
+        return 1024 + partial + self.columns * 8 + 16 * MAX_STAGES + 8 + 8 * ROWS * self.normed
 
     @property
     def stage_bytes(self) -> int:

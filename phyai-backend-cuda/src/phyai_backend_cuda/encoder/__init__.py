@@ -1,0 +1,1 @@
+"""Layers of an encoder whose norms are part of the products around them."""
