@@ -313,3 +313,24 @@ def expert_steps(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> list[np.
             actions = one(actions, request, step)
         result.append(actions)
     return [np.concatenate(result)]
+
+
+def transformer_encoder(x: Arrays, w: Arrays, m: Arrays, a: dict[str, Any]) -> list[np.ndarray]:
+    plain = {"scale": None, "soft_cap": None, "causal": False, "window": None}
+    heads, width = a["heads"], x["x"].shape[-1]
+
+    def norm(h: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        return _standard(h, a["eps"]) * weight + bias
+
+    def one(h: np.ndarray) -> np.ndarray:
+        for i in range(len(w["qkv"])):
+            y = norm(h, w["norm1_weight"][i], w["norm1_bias"][i])
+            q, k, v = ((y @ part.T).reshape(len(h), heads, -1) for part in np.split(w["qkv"][i], 3))
+            biases = (b.reshape(heads, -1) for b in np.split(w["qkv_bias"][i], 3))
+            q, k, v = (t + b for t, b in zip((q, k, v), biases, strict=True))
+            h = h + attend(q, k, v, None, plain).reshape(-1, width) @ w["o"][i].T + w["o_bias"][i]
+            y = norm(h, w["norm2_weight"][i], w["norm2_bias"][i])
+            h = h + mlp({"x": y}, {name: w[name][i] for name in ("fc1", "fc1_bias", "fc2", "fc2_bias")}, m, a)[0]
+        return norm(h, w["norm_weight"], w["norm_bias"])
+
+    return [np.stack([one(h) for h in x["x"]])]

@@ -24,12 +24,12 @@ _ATTENTION = {
 
 
 #: Queries, keys and values of a block fit into its shared memory, and what it computes with into its registers.
-_FITS = [{"shape.head_dim": "%8,<=96", "shape.Sk": "<=512"}, {"shape.head_dim": "%8,<=128", "shape.Sk": "<=320"}]
+FITS = [{"shape.head_dim": "%8,<=96", "shape.Sk": "<=512"}, {"shape.head_dim": "%8,<=128", "shape.Sk": "<=320"}]
 _SHORT = {
     **HOPPER, "shape.heads": "<=65535", "attrs.layout": "padded", "attrs.causal": False, "attrs.window": None,
     "attrs.soft_cap": None, "dtype.mask": None,
     "all_of": [
-        {"any_of": _FITS}, {"any_of": [{"attrs.scale": None}, {"attrs.scale": ">0"}]},
+        {"any_of": FITS}, {"any_of": [{"attrs.scale": None}, {"attrs.scale": ">0"}]},
         same_dtype(("q", "k", "v", "o")),
     ],
 }  # fmt: skip

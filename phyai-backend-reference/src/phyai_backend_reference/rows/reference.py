@@ -9,7 +9,9 @@ from phyai.kernel import Band, Capture, Kernel, Numerics
 from phyai.predicates import match
 
 #: Kernels whose matrix products have PyTorch load its BLAS library, and give it scratch, on the first call.
-_MATMUL = ("gemm", "attention", "attention_paged", "conv1d", "conv2d", "conv3d", "expert_steps")
+_MATMUL = (
+    "gemm", "attention", "attention_paged", "conv1d", "conv2d", "conv3d", "expert_steps", "transformer_encoder",
+)  # fmt: skip
 
 #: Ops that only copy, add and multiply, so that no row depends on another. (Exponentials and error functions differ in
 #: the last bit between a CPU's vectors and what is left over at their end.)

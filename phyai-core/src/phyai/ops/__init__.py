@@ -39,6 +39,7 @@ from phyai.ops import (
     rms_norm_add_gated_mlp,
     rms_norm_add_qkv_rope_kv_write,
     rope,
+    transformer_encoder,
 )
 
 CORE_OPS: tuple[Op, ...] = (
@@ -73,6 +74,7 @@ CORE_OPS: tuple[Op, ...] = (
     rms_norm_add_gated_mlp.OP,
     rms_norm_add_qkv_rope_kv_write.OP,
     expert_steps.OP,
+    transformer_encoder.OP,
 )
 
 __all__ = ["CORE_OPS"]
