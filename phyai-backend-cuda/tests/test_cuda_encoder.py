@@ -10,6 +10,7 @@ import attrs
 import pytest
 import torch
 from hopper_simulation import memory
+from machine import Resources
 from phyai.catalog import Catalog
 from phyai.environment import Environment
 from phyai.facts import Facts
@@ -36,7 +37,9 @@ on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels thems
 CALL = ArgSpec("", {"B": 2, "S": 5, "D": 128, "I": 72, "layers": 2}, {}, {"heads": 2, "activation": "gelu_tanh"})
 
 
-def values(at: ctypes.c_void_p, *shape: int, dtype: torch.dtype = torch.float32, row: int | None = None) -> torch.Tensor:
+def values(
+    at: ctypes.c_void_p, *shape: int, dtype: torch.dtype = torch.float32, row: int | None = None
+) -> torch.Tensor:
     steps = [1] if len(shape) == 1 else [row or shape[-1], 1] if len(shape) == 2 else [shape[1] * shape[2], shape[2], 1]
     return memory(at.value, dtype, shape, tuple(steps))
 
@@ -166,7 +169,7 @@ def exact(call: SynthesizedCall) -> torch.Tensor:
 @on_cpu
 def test_new_weights_are_taken_in_place(simulated: None) -> None:
     old, new = (synthesize(OP, CALL, seed=seed) for seed in range(2))
-    prepared = layers.prepare(old.facts(), old.weights, {}, attrs.make_class("R", {"rows": attrs.field(default=None)})())
+    prepared = layers.prepare(old.facts(), old.weights, {}, Resources())
     want = exact(old), exact(new)
     got = prepared.run(old.inputs["x"])
     assert float((got.double() - want[0]).norm() / want[0].norm()) < 1e-2

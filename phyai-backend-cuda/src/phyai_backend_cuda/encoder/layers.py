@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 import torch
-from phyai.facts import Facts, number, whole
+from phyai.facts import Facts, FactValue, number, whole
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.attention import short
@@ -57,7 +57,7 @@ def layers_of(facts: Facts, weights: Mapping[str, Any]) -> Iterator[Layer]:
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     heads, width, inner = whole(facts, "attrs.heads"), whole(facts, "shape.D"), whole(facts, "shape.I")
-    attention = {
+    attention: dict[str, FactValue] = {
         "shape.heads": heads, "shape.kv_heads": heads, "shape.head_dim": width // heads, "dtype.q": "bf16",
         "device.sm_count": whole(facts, "device.sm_count", 132),
     }  # fmt: skip

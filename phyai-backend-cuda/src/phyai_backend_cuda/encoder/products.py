@@ -1,7 +1,7 @@
 """Products of ``csrc/dense.cu`` with a layer norm around them: in front, or behind an addition, as statistics of rows.
 
 ``layer_norm(x) · Wᵀ + bias`` of a row of mean ``m`` and deviation ``s`` is ``(x · Vᵀ - m · sums(V)) / s + c`` with
-``V = norm_weight ∘ W`` and ``c = W · norm_bias + bias``: the product is of x as it is, and the norm two numbers of a row.
+``V = norm_weight ∘ W`` and ``c = W · norm_bias + bias``: the product is of x as it is, the norm two numbers of a row.
 """
 
 from __future__ import annotations

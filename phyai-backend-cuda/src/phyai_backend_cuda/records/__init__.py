@@ -5,7 +5,17 @@ from __future__ import annotations
 from phyai.kernel import Kernel
 from phyai.quant.formats import QuantFormat
 
-from phyai_backend_cuda.records import attention, dense, encoder, expert, norms, quantized, skinny, skinny_fused, triton_rows
+from phyai_backend_cuda.records import (
+    attention,
+    dense,
+    encoder,
+    expert,
+    norms,
+    quantized,
+    skinny,
+    skinny_fused,
+    triton_rows,
+)
 
 KERNELS: tuple[Kernel, ...] = (
     *expert.KERNELS,

@@ -35,7 +35,8 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
 
         def mixed(x: torch.Tensor, layer: int) -> torch.Tensor:
             q, k, v = product(x, "qkv", layer).unflatten(-1, (3, heads, -1)).unbind(-3)
-            o = attend(*(t.transpose(-3, -2) for t in (q, k, v)), None, None, None)
+            q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
+            o = attend(q, k, v, None, None, None)
             return product(o.transpose(-3, -2).flatten(-2), "o", layer)
 
         for i in range(layers if x.numel() else 0):

@@ -39,8 +39,8 @@ class SiglipLayer(Layer):
     def weights(self) -> dict[str, Any]:
         """Its weights as ``transformer_encoder`` names them."""
         norms = {"norm1": self.layer_norm1, "norm2": self.layer_norm2}
-        found = {f"{name}_{vector}": norm.weights[vector] for name, norm in norms.items() for vector in norm.vectors}
-        found |= self.mlp.site.weights
+        found: dict[str, Any] = dict(self.mlp.site.weights)
+        found |= {f"{name}_{vector}": norm.weights[vector] for name, norm in norms.items() for vector in norm.vectors}
         for name, projection in (("qkv", self.self_attn.qkv_proj), ("o", self.self_attn.out_proj)):
             sites = projection.matmul.sites
             whole = sites[0].weights if len(sites) == 1 else {}

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 #: Weights that hold one matrix for each layer: those matrices' outputs, not the stacks', come out near 1.
 STACKED = ("qkv", "o", "fc1", "fc2")
-#: One channel in so many is larger than the others, by so much (SigLIP's first layers have some 50 to 100 times larger).
+#: One channel in so many is larger than the others, by so much: a trained encoder has a few.
 OUTLYING, FACTOR = 256, 50.0
 
 
