@@ -74,6 +74,22 @@ def test_floors_of_calls_sum_up_to_those_of_the_stages(hosted):
         assert got.bytes == pytest.approx(want.bytes, rel=1e-9), name
 
 
+@torch.no_grad()
+def test_an_encoder_in_one_call_counts_what_its_layers_do(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05", cameras=2)
+    rule = "schema: phyai.kernel/v1\nrules: [{match: {op: transformer_encoder}, restrict_to: reference.*}]\n"
+    policy = parse_policy(rule, catalog=catalog).policy
+    with engine(directory, catalog=catalog, policy=policy, runtime=STATIC) as running:
+        runner = running.model.runner
+        program = runner.program(from_lerobot(random_batch(directory, batch=1, tokens=7), runner.config), 3)
+        case = Case(runner.config, cameras=2, prompt=7, steps=3, dtype="fp32")
+        program.stages["vision"]()
+        found, want = profiled(running, program, "vision", case), stages(case)["vision"]
+    assert [call.kernel for call in found.calls].count("reference.transformer_encoder") == 1
+    assert found.work.flops == {"fp32": pytest.approx(want.operations, rel=1e-9)}
+    assert found.work.bytes == pytest.approx(want.bytes, rel=1e-9)
+
+
 def profiled(running, program, stage, case):
     work = program.stages[stage]
     return profile_stage(work, work, running.dispatcher, torch.device("cpu"), case)

@@ -1,4 +1,4 @@
-"""``cuda.transformer_encoder.folded``: five launches a layer, each of which may begin before the one in front has ended.
+"""``cuda.transformer_encoder.folded``: five launches a layer; each may begin before the one in front has ended.
 
 The first product of each half reads the residual stream as it is and has the norm in its weight and its epilogue; the
 last adds to the stream and says what the next norm needs to know of it (:mod:`.products`). Attention is

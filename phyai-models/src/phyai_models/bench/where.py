@@ -20,7 +20,7 @@ from phyai_models.bench.work import PRODUCTS, work_of
 KINDS = {
     **dict.fromkeys(PRODUCTS, "product"), "attention": "attention", "attention_paged": "attention", "rope": "rope",
     "kv_write": "rope", "expert_steps": "expert", "activation": "activation", "gated_activation": "activation",
-    "gated_residual": "residual",
+    "gated_residual": "residual", "transformer_encoder": "product",
 }  # fmt: skip
 _RUNS = 3  # on a CPU, of which the quickest counts: another process may have it meanwhile
 _MARK = "spin_kernel"  # what torch.cuda._sleep launches

@@ -40,6 +40,8 @@ def work_of(call: Call, case: Case) -> Work:
         return Work({_computed_in(facts, "dtype.qkv", wide=wide): work.operations}, work.bytes)
     if op.name in PRODUCTS:
         return _product(call, op, facts, wide=wide)
+    if op.name == "transformer_encoder":
+        return _encoder(call, facts, wide=wide)
     if op.name in ("attention", "attention_paged"):
         return _attention(call, facts, case, wide=wide)
     return Work()
@@ -55,6 +57,15 @@ def _product(call: Call, op: Op, facts: Facts, *, wide: bool) -> Work:
         elements = int(torch.Size(weight.shape).numel())
         work += Work({dtype: 2 * _rows(call, facts, weight) * elements}, _nbytes(weight))
     return work
+
+
+def _encoder(call: Call, facts: Facts, *, wide: bool) -> Work:
+    assert call.site is not None
+    weights = [call.site.weights[name] for name in ("qkv", "o", "fc1", "fc2")]
+    elements = sum(torch.Size(weight.shape).numel() for weight in weights)
+    batch, rows, width, layers = (whole(facts, f"shape.{name}") for name in ("B", "S", "D", "layers"))
+    operations = 2 * batch * rows * elements + 4 * batch * rows**2 * width * layers
+    return Work({_computed_in(facts, "dtype.x", wide=wide): operations}, elements * weights[0].dtype.itemsize)
 
 
 def _matrices(op: Op) -> Iterator[tuple[str, str]]:
