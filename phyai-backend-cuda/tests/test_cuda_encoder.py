@@ -26,7 +26,7 @@ from phyai.testing.subject import Subject, about
 from phyai_backend_cuda.dense import product
 from phyai_backend_cuda.dense.tiles import SHARED, Chip
 from phyai_backend_cuda.encoder import layers, products
-from phyai_backend_cuda.encoder.products import PART, Adding, Normed, folded
+from phyai_backend_cuda.encoder.products import PART, Adding, folded
 from phyai_backend_cuda.records.encoder import KERNELS
 from test_cuda_dense import H200, Matrix, activated
 
@@ -76,6 +76,7 @@ class Simulated:
         y = values(y, m, n, dtype=torch.bfloat16, row=y_row.value)
         if "NORMED" in self.d:
             read, sums, eps = more
+            assert self.d["NORMED"] == k // PART
             parts = values(read, m, k // PART, 2).double()
             mean = parts[..., 0].mean(1, keepdim=True)
             squares = parts[..., 1].sum(1) + PART * (parts[..., 0] - mean).square().sum(1)
@@ -83,10 +84,10 @@ class Simulated:
             made = r * made - r * mean * values(sums, n).double() + values(bias, n).double()
             y.copy_(activated(made, self.d["ACTIVATION"]))
         else:
-            residual, row, written = more
+            residual, written = more
             assert self.d["COLUMNS"] // self.d["SPLIT"] == PART
-            residual = values(residual, m, n, dtype=torch.bfloat16, row=row.value)
-            y.copy_(residual.double() + made + values(bias, n, dtype=torch.bfloat16).double())
+            assert (residual.rows, residual.columns, residual.box) == (m, n, 128)
+            y.copy_(residual.values(torch.bfloat16) + made + values(bias, n, dtype=torch.bfloat16).double())
             values(written, m, n // PART, 2).copy_(parts_of(y))
 
 
@@ -114,7 +115,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, correct_rounding: None) -> None:
     for module in (product, products):
         monkeypatch.setattr(module, "load", load)
         monkeypatch.setattr(module, "current_stream", lambda: 0)
-    monkeypatch.setattr(product, "matrix_map", Matrix.of)
+        monkeypatch.setattr(module, "matrix_map", Matrix.of)
     monkeypatch.setattr(layers, "settled", lambda: None)
     monkeypatch.setattr(layers.short, "prepare", attention)
     monkeypatch.setattr(layers, "prepare_layer_norm", norm)
@@ -211,14 +212,6 @@ def test_blocks_that_add_end_with_the_columns_of_one_part(n: int, k: int) -> Non
         assert tile.columns // tile.split == PART
         assert tile.cluster <= 4
         assert tile.shared_bytes <= SHARED
-
-
-@pytest.mark.parametrize("n", [192, 3456, 4304])
-def test_rows_have_room_for_what_their_norm_is(n: int) -> None:
-    for m in (1, 256, 768):
-        tile = Normed.tile_for(None, m, n, 1152, Chip())  # type: ignore[arg-type]
-        assert tile.shared_bytes <= SHARED
-        assert tile.fixed_bytes == attrs.evolve(tile, normed=False).fixed_bytes + 8 * 128
 
 
 def test_the_row_asks_for_hopper_and_for_its_libraries() -> None:

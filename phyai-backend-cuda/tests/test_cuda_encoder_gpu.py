@@ -99,7 +99,7 @@ def test_a_product_added_to_the_stream(rows: int, k: int) -> None:
     torch.cuda.synchronize()
     product.added(x, residual, y, known)
     want = residual.double() + x.double() @ weight.double().T + bias.double()
-    assert error(y, want) < 2e-3
+    assert error(y, want) < 3e-3
     for got, exact in zip(known.unbind(-1), parts(y), strict=True):
         assert error(got, exact) < 1e-6
     in_place, again = residual.clone(), torch.empty_like(known)

@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
     , const float2* read, const float* column_factor, float eps
 #endif
 #ifdef RESIDUAL
-    , const elem* residual, long long residual_row, float2* written
+    , const __grid_constant__ TensorMap residual, float2* written
 #endif
 ) {
     extern __shared__ char raw[];
@@ -62,9 +62,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
     const u32 exchange = base + STAGES * STAGE;  // partial sums from the block with the other half of K
     const u32 biases = exchange + (SPLIT - 1) * BM * KEPT * 4, full = biases + COLUMNS * 8, empty = full + 8 * STAGES;
     const u32 met = empty + 8 * STAGES;
-#ifdef NORMED
-    const u32 factors = met + 8;  // of each row
-#endif
     const int group = threadIdx.x / 128;
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const int across = rank % ACROSS, along = rank / ACROSS % ALONG, half = rank / GROUP;
@@ -78,6 +75,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
     if (threadIdx.x == 0) {
         prefetch_map(weight);
         prefetch_map(x);
+#ifdef RESIDUAL
+        prefetch_map(residual);
+#endif
         for (int s = 0; s < STAGES; s++) {
             mbar_init(full + 8 * s, 1);
             mbar_init(empty + 8 * s, 2 * SOURCES);  // both multiplying groups of each block that it fetches for
@@ -116,15 +116,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
                 if (k >= ahead) load_weight(k);
                 load_x(k);
             }
-        }
-#ifdef NORMED
-        else if (threadIdx.x >= 32) {
-            for (int r = threadIdx.x - 32; r < BM; r += 96)
-                store_shared(factors + 8 * r, m + r < M ? row_factors(read, m + r, K, eps) : make_float2(0.0f, 0.0f));
-            __syncwarp();
-            named_barrier_arrive(1, 256 + 96);
-        }
+#ifdef RESIDUAL
+            if (steps >= STAGES) mbar_wait(empty + 8 * (steps % STAGES), (steps / STAGES + 1) & 1);
+            mbar_expect(full + 8 * (steps % STAGES), A_BYTES);
+            tile_load(base + steps % STAGES * STAGE, residual, n + half * KEPT, m, full + 8 * (steps % STAGES));
 #endif
+        }
         __syncwarp();
         if (CLUSTER > 1) { cluster_arrive_relaxed(); cluster_wait(); }
         return;
@@ -139,14 +136,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
 #endif
     }
     const int mine = group - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-#ifdef RESIDUAL
-    uint4 added[UNITS / 2];  // as they are written again
+#ifdef NORMED
+    RowParts<NORMED> parts[2];
 #pragma unroll
-    for (int i = 0; i < UNITS / 2; i++) {
-        const int r = m + mine * 64 + warp * 16 + (lane + 32 * i) / UNITS;
-        const int c = n + half * KEPT + (lane + 32 * i) % UNITS * 8;
-        added[i] = r < M && c < N ? load_written4(residual + r * residual_row + c) : make_uint4(0, 0, 0, 0);
-    }
+    for (int h = 0; h < 2; h++) parts[h].load(read, m + mine * 64 + warp * 16 + lane / 4 + 8 * h, M, lane % 4);
 #endif
     // one lane for each block that fetches for this one
     const int source = lane < ACROSS ? along * ACROSS + lane : ((lane - ACROSS) + (lane - ACROSS >= along)) * ACROSS + across;
@@ -199,17 +192,16 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
         d[4 * j] += v.x, d[4 * j + 1] += v.y, d[4 * j + 2] += v.z, d[4 * j + 3] += v.w;
     }
 #endif
-#ifdef NORMED
-    named_barrier(1, 256 + 96);  // the rows' factors are there, and
+    named_barrier(1, 256);  // what was multiplied is not needed any more: the result goes where it was
+#ifdef RESIDUAL
+    const u32 place = base + (steps + 1) % STAGES * STAGE + (mine * 64 + warp * 16) * PITCH;
 #else
-    named_barrier(1, 256);
+    const u32 place = base + (mine * 64 + warp * 16) * PITCH;
 #endif
-    // what was multiplied is not needed any more: the result goes where it was
-    const u32 place = base + (mine * 64 + warp * 16) * PITCH, mine_bias = biases + (half * KEPT + 2 * (lane % 4)) * 4;
+    const u32 mine_bias = biases + (half * KEPT + 2 * (lane % 4)) * 4;
     const int row = m + mine * 64 + warp * 16, column = n + half * KEPT;
 #ifdef NORMED
-    const u32 my_factors = factors + 8 * (mine * 64 + warp * 16 + lane / 4);
-    const float2 normed[2] = {load_shared2(my_factors), load_shared2(my_factors + 64)};
+    const float2 normed[2] = {parts[0].factors(eps), parts[1].factors(eps)};
 #endif
 #pragma unroll
     for (int j = 0; j < UNITS; j++) {
@@ -221,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
 #ifdef FP8
             d[4 * j + e] *= scales[e / 2] * (e % 2 ? s.y : s.x);
 #else
-            d[4 * j + e] = fmaf(normed[e / 2].x, d[4 * j + e], -normed[e / 2].y * (e % 2 ? s.y : s.x));
+            d[4 * j + e] = fmaf(normed[e / 2].x, d[4 * j + e], normed[e / 2].y * (e % 2 ? s.y : s.x));
 #endif
         }
 #endif
@@ -229,26 +221,19 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
         for (int e = 0; e < 4; e++) d[4 * j + e] = activate(d[4 * j + e] + (e % 2 ? b.y : b.x));
     }
 #ifdef RESIDUAL
-#pragma unroll
-    for (int i = 0; i < UNITS / 2; i++)
-        store_shared4(place + (lane + 32 * i) / UNITS * PITCH + (lane + 32 * i) % UNITS * 16, added[i]);
-    __syncwarp();
+    const u32 added = base + steps % STAGES * STAGE;  // rows of 128 bytes, as x has them
+    const int at = mine * 64 + warp * 16 + lane % 16;
+    mbar_wait(full + 8 * (steps % STAGES), steps / STAGES & 1);
 #pragma unroll
     for (int j = 0; j < UNITS; j += 2) {  // matrices as below
         u32 v[4];
-        load_matrices(v, place + (lane % 16) * PITCH + (j + lane / 16) * 16);
+        load_matrices(v, added + at * ROW + ((j + lane / 16) ^ (at & 7)) * 16);
 #pragma unroll
         for (int i = 0; i < 4; i++) {  // what is told of is what is written
             const float2 more = unpack_elem(v[i]);
             const float2 sum = unpack_elem(pack_elem(d[4 * j + 2 * i] + more.x, d[4 * j + 2 * i + 1] + more.y));
             d[4 * j + 2 * i] = sum.x, d[4 * j + 2 * i + 1] = sum.y;
         }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float2 found = row_statistics<UNITS>(d, h);
-        const int r = row + lane / 4 + 8 * h;
-        if (lane % 4 == 0 && r < M) written[(long long)r * (N / STATISTICS) + column / STATISTICS] = found;
     }
 #endif
     const auto pair = [&](int j, int e) { return pack_elem(d[4 * j + e], d[4 * j + e + 1]); };
@@ -267,5 +252,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
         if (row + r < M && column + 8 * c < N)
             *reinterpret_cast<uint4*>(y + (row + r) * y_row + column + 8 * c) = load_shared4(place + r * PITCH + 16 * c);
     }
+#ifdef RESIDUAL
+    float2 found[2];
+    row_statistics<UNITS>(found, d);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int r = row + lane / 4 + 8 * h;
+        if (lane % 4 == 0 && r < M) written[(long long)r * (N / STATISTICS) + column / STATISTICS] = found[h];
+    }
+#endif
     if (CLUSTER > 1) cluster_wait();
 }

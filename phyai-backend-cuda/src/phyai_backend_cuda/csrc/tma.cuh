@@ -59,10 +59,6 @@ template <int N> __device__ __forceinline__ void more_registers() {
 __device__ __forceinline__ void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// Of `threads` that come by or wait, one warp that does not wait.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 // Four 8 × 8 matrices of 16-bit elements as tensor cores hold them; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrices(u32 addr, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"

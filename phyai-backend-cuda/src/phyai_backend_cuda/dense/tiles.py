@@ -22,8 +22,7 @@ SPLIT_BELOW, SPLIT_FROM = 1536, 2048
 class Tile:
     """What a block makes: 128 rows and so many ``columns``, of a part of K where it is ``split``.
 
-    ``across`` blocks along M fetch weights for each other, ``along`` blocks along N rows of x. The epilogue of a
-    ``normed`` product needs two numbers of each row.
+    ``across`` blocks along M fetch weights for each other, ``along`` blocks along N rows of x.
     """
 
     columns: int
@@ -31,7 +30,6 @@ class Tile:
     along: int = 1
     split: int = 1
     stages: int = MAX_STAGES
-    normed: bool = False
 
     @property
     def cluster(self) -> int:
@@ -39,9 +37,9 @@ class Tile:
 
     @property
     def fixed_bytes(self) -> int:
-        """Of shared memory, beside the stages: alignment, partial sums, biases and scales, barriers, rows."""
+        """Of shared memory, beside the stages: alignment, partial sums, biases and scales, barriers."""
         partial = ROWS * self.columns // 2 * 4 if self.split == 2 else 0
-        return 1024 + partial + self.columns * 8 + 16 * MAX_STAGES + 8 + 8 * ROWS * self.normed
+        return 1024 + partial + self.columns * 8 + 16 * MAX_STAGES + 8
 
     @property
     def stage_bytes(self) -> int:

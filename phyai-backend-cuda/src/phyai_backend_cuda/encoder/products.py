@@ -13,8 +13,9 @@ import torch
 from phyai.facts import Facts
 
 from phyai_backend_cuda.dense.product import Product, launch
-from phyai_backend_cuda.dense.tiles import Chip, Tile, cost, split_of, tile_for
+from phyai_backend_cuda.dense.tiles import ROWS, Chip, Tile, cost, split_of
 from phyai_backend_cuda.runtime.launch import current_stream, load
+from phyai_backend_cuda.runtime.tensor_map import matrix_map
 
 PART = 64  # elements of a row that one pair of statistics is of
 
@@ -65,11 +66,10 @@ class Normed(Product):
     """``act(layer_norm(x) · weightᵀ + bias)``, of x and the statistics of its rows."""
 
     def __init__(self, made: Folded, eps: float, facts: Facts, *, activation: str | None = None) -> None:
-        super().__init__(made.weight, made.bias, facts, activation=activation, epilogue={"NORMED": 1})
+        super().__init__(
+            made.weight, made.bias, facts, activation=activation, epilogue={"NORMED": made.weight.shape[1] // PART}
+        )
         self.sums, self.eps = made.sums, eps
-
-    def tile_for(self, rows: int, n: int, k: int, chip: Chip) -> Tile:
-        return attrs.evolve(tile_for(rows, n, k, chip), normed=True)
 
     def normed(self, x: torch.Tensor, statistics: torch.Tensor, y: torch.Tensor) -> None:
         """Write ``y [M, N]``."""
@@ -101,8 +101,5 @@ class Adding(Product):
     def added(self, x: torch.Tensor, residual: torch.Tensor, y: torch.Tensor, statistics: torch.Tensor) -> None:
         """Write ``y [M, N]``, which may be ``residual`` itself, and ``statistics``."""
         tile, kernel = self.chosen(len(x))
-        more = (
-            ctypes.c_void_p(residual.data_ptr()), ctypes.c_longlong(residual.stride(0)),
-            ctypes.c_void_p(statistics.data_ptr()),
-        )  # fmt: skip
+        more = matrix_map(residual, ROWS), ctypes.c_void_p(statistics.data_ptr())
         launch(kernel, tile, x, self.box(tile), self.bias, y, more, n=len(self.weight))

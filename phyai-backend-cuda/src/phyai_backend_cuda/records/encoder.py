@@ -21,7 +21,7 @@ _TENSORS = (
 
 #: bf16: a norm's factors can take a weight in fp16 out of its range.
 _WHEN: Mapping[str, Any] = {
-    **TRITON, **HOPPER, **{f"dtype.{name}": "bf16" for name in _TENSORS}, "shape.D": "%64", "shape.I": "%8",
+    **TRITON, **HOPPER, **{f"dtype.{name}": "bf16" for name in _TENSORS}, "shape.D": "%64,<=1536", "shape.I": "%8",
     "attrs.heads": "<=65535", "attrs.activation": ACTIVATIONS,
     "any_of": [{{"shape.Sk": "shape.S"}.get(name, name): value for name, value in fits.items()} for fits in FITS],
 }  # fmt: skip
