@@ -1,4 +1,4 @@
-"""``cuda.transformer_encoder.folded``: its products beside those without a norm or addition, and all of SigLIP's layers.
+"""``cuda.transformer_encoder.folded``: its products beside those without norm or addition, and all of SigLIP's layers.
 
     python benchmarks/gpu_encoder.py --out benchmarks/results/encoder.json
 
