@@ -70,7 +70,7 @@ def inference(device, policy, catalog, *, batch=1, prompt=200, fixed_lengths=Fal
         role = site.static["role"]
         m = batch * prompt if site.op.name == "embedding" else rows[role]
         requests = batch * 3 if role == "vision" else batch
-        dims = {"M": m, "T": m, "R": 1, "B": requests, "Sq": 256, "Sk": 256, "P": m, "S": 224}
+        dims = {"M": m, "T": m, "R": 1, "B": requests, "Sq": 256, "Sk": 256, "P": m, "S": 256}
         open_dims = {name[6:] for name in site.open_dims}
         facts = site.reader.with_dims({name: size for name, size in dims.items() if name in open_dims})
         yield site, resolve(facts, catalog, policy, dispatcher.environment, parts=site.chained(policy))

@@ -35,6 +35,26 @@ def test_the_vision_tower_adds_and_activates_inside_other_launches(catalog):
     assert "cuda.gemm.dense_16bit" in found["vision", "gemm"]
 
 
+ONE_BY_ONE = "overrides:\n- {id: one, match: {op: transformer_encoder}, restrict_to: decomposed.transformer_encoder}\n"
+
+
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
+@pytest.mark.parametrize("name", ["h200_bf16.yaml", "h200_fp8.yaml"])
+def test_the_vision_towers_layers_are_one_call_with_their_norms_in_products(name, family, catalog, tmp_path):
+    found = decisions("h200", policy(name, catalog, family=family), catalog, family=family)
+    assert found["vision", "transformer_encoder"] == ["cuda.transformer_encoder.folded"]
+    many = decisions("h200", policy(name, catalog, family=family), catalog, family=family, batch=8)
+    assert many["vision", "transformer_encoder"] == ["decomposed.transformer_encoder"]
+    without = decisions("h200", policy(name, catalog, tmp_path, ONE_BY_ONE, family), catalog, family=family)
+    assert without["vision", "transformer_encoder"] == ["decomposed.transformer_encoder"]
+
+
+def test_a_rule_on_the_vision_towers_norms_rules_that_out(catalog, tmp_path):
+    rule = "overrides:\n- {id: mine, match: {op: layer_norm_add, role: vision}, restrict_to: cuda.layer_norm_add}\n"
+    found = decisions("h200", policy("h200_bf16.yaml", catalog, tmp_path, rule), catalog)
+    assert found["vision", "transformer_encoder"] == ["decomposed.transformer_encoder"]
+
+
 def test_attention_is_the_best_measured_for_each_shape(catalog):
     bucket = decisions("h200", policy("h200_bf16.yaml", catalog), catalog)
     exact = decisions("h200", policy("h200_bf16.yaml", catalog), catalog, fixed_lengths=True)

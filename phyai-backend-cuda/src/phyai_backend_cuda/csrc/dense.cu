@@ -39,6 +39,9 @@ typedef elem offset;
 #endif
 #if defined(FP8) || defined(NORMED)
 #define BY_COLUMN  // a factor of each column beside its bias
+#define BIAS_PAIR 16  // bytes of two columns
+#else
+#define BIAS_PAIR 8
 #endif
 #ifdef RESIDUAL
 static_assert(KEPT == STATISTICS, "a block's columns of a row are what statistics are of");
@@ -98,6 +101,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
         else tile_load(to, weight, (first + k) * STEP, n, full + 8 * s);
     };
     if (threadIdx.x == 0) for (int k = 0; k < ahead; k++) load_weight(k);
+    const int own = threadIdx.x - 128;  // the column whose bias this thread brings
+    float own_bias = 0.0f;
+    if (own >= 0 && own < COLUMNS && n + own < N && bias) own_bias = static_cast<float>(bias[n + own]);
+#ifdef BY_COLUMN
+    const float own_factor = own >= 0 && own < COLUMNS && n + own < N ? column_factor[n + own] : 0.0f;
+#endif
     wait_previous();
 
     if (group == 0) {
@@ -128,19 +137,20 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
     }
 
     more_registers<232>();
-    if (threadIdx.x - 128 < COLUMNS) {
-        const int column = n + threadIdx.x - 128;
-        store_shared(biases + 4 * (threadIdx.x - 128), bias && column < N ? static_cast<float>(bias[column]) : 0.0f);
-#ifdef BY_COLUMN
-        store_shared(biases + 4 * (COLUMNS + threadIdx.x - 128), column < N ? column_factor[column] : 0.0f);
-#endif
-    }
     const int mine = group - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
 #ifdef NORMED
     RowParts<NORMED> parts[2];
+    float2 normed[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) parts[h].load(read, m + mine * 64 + warp * 16 + lane / 4 + 8 * h, M, lane % 4);
 #endif
+    if (own < COLUMNS) {  // two columns' biases, then their factors
+        const u32 to = biases + own / 2 * BIAS_PAIR + own % 2 * 4;
+        store_shared(to, own_bias);
+#ifdef BY_COLUMN
+        store_shared(to + 8, own_factor);
+#endif
+    }
     // one lane for each block that fetches for this one
     const int source = lane < ACROSS ? along * ACROSS + lane : ((lane - ACROSS) + (lane - ACROSS >= along)) * ACROSS + across;
     const bool tells = warp == 0 && lane < SOURCES;
@@ -168,6 +178,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
             gmma_wait<1>();
             release(k - 1);
         }
+#ifdef NORMED
+        else {
+#pragma unroll
+            for (int h = 0; h < 2; h++) normed[h] = parts[h].factors(eps);  // while the tensor cores are busy
+        }
+#endif
     }
     gmma_wait<0>();
     if (CLUSTER > 1) cluster_arrive_relaxed();  // no block ends while another may still write to it
@@ -198,27 +214,30 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
 #else
     const u32 place = base + (mine * 64 + warp * 16) * PITCH;
 #endif
-    const u32 mine_bias = biases + (half * KEPT + 2 * (lane % 4)) * 4;
+    const u32 mine_bias = biases + (half * (KEPT / 2) + lane % 4) * BIAS_PAIR;
     const int row = m + mine * 64 + warp * 16, column = n + half * KEPT;
-#ifdef NORMED
-    const float2 normed[2] = {parts[0].factors(eps), parts[1].factors(eps)};
-#endif
 #pragma unroll
     for (int j = 0; j < UNITS; j++) {
-        const float2 b = load_shared2(mine_bias + 32 * j);
 #ifdef BY_COLUMN
-        const float2 s = load_shared2(mine_bias + 32 * j + 4 * COLUMNS);
+        const float4 by = as_float4(load_shared4(mine_bias + 4 * j * BIAS_PAIR));
+        const float2 b = make_float2(by.x, by.y), s = make_float2(by.z, by.w);
+#else
+        const float2 b = load_shared2(mine_bias + 4 * j * BIAS_PAIR);
+#endif
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-#ifdef FP8
-            d[4 * j + e] *= scales[e / 2] * (e % 2 ? s.y : s.x);
+            float& v = d[4 * j + e];
+            const float add = e % 2 ? b.y : b.x;
+#if defined(FP8)
+            v = v * (scales[e / 2] * (e % 2 ? s.y : s.x)) + add;
+#elif defined(NORMED)
+            v = fmaf(normed[e / 2].x, v, fmaf(normed[e / 2].y, e % 2 ? s.y : s.x, add));
 #else
-            d[4 * j + e] = fmaf(normed[e / 2].x, d[4 * j + e], normed[e / 2].y * (e % 2 ? s.y : s.x));
+            v += add;
 #endif
         }
-#endif
 #pragma unroll
-        for (int e = 0; e < 4; e++) d[4 * j + e] = activate(d[4 * j + e] + (e % 2 ? b.y : b.x));
+        for (int e = 0; e < 4; e += 2) activate(d[4 * j + e], d[4 * j + e + 1]);
     }
 #ifdef RESIDUAL
     const u32 added = base + steps % STAGES * STAGE;  // rows of 128 bytes, as x has them
@@ -229,10 +248,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
         u32 v[4];
         load_matrices(v, added + at * ROW + ((j + lane / 16) ^ (at & 7)) * 16);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {  // what is told of is what is written
+        for (int i = 0; i < 4; i++) {
             const float2 more = unpack_elem(v[i]);
-            const float2 sum = unpack_elem(pack_elem(d[4 * j + 2 * i] + more.x, d[4 * j + 2 * i + 1] + more.y));
-            d[4 * j + 2 * i] = sum.x, d[4 * j + 2 * i + 1] = sum.y;
+            d[4 * j + 2 * i] += more.x, d[4 * j + 2 * i + 1] += more.y;
         }
     }
 #endif
@@ -253,12 +271,19 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
             *reinterpret_cast<uint4*>(y + (row + r) * y_row + column + 8 * c) = load_shared4(place + r * PITCH + 16 * c);
     }
 #ifdef RESIDUAL
-    float2 found[2];
-    row_statistics<UNITS>(found, d);
+    RowSums sums[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int j = 0; j < UNITS; j++) sums[h].add(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2)
+#pragma unroll
+        for (int h = 0; h < 2; h++) sums[h].add_neighbour(distance);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int r = row + lane / 4 + 8 * h;
-        if (lane % 4 == 0 && r < M) written[(long long)r * (N / STATISTICS) + column / STATISTICS] = found[h];
+        if (lane % 4 == 0 && r < M) written[(long long)r * (N / STATISTICS) + column / STATISTICS] = sums[h].statistics();
     }
 #endif
     if (CLUSTER > 1) cluster_wait();

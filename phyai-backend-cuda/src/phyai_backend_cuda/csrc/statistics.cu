@@ -11,8 +11,10 @@ extern "C" __global__ void __launch_bounds__(128)
     const elem* at = x + row * x_row + part % parts * STATISTICS + threadIdx.x % 8 * 8;
     const uint4 units = here ? load_written4(at) : make_uint4(0, 0, 0, 0);
     const float2 pairs[4] = {unpack_elem(units.x), unpack_elem(units.y), unpack_elem(units.z), unpack_elem(units.w)};
-    float2 found = own_statistics<8>(&pairs[0].x, 2);
+    RowSums sums;
 #pragma unroll
-    for (int d = 1; d < 8; d *= 2) found = with_neighbour(found, 8 * d, d);
-    if (here && threadIdx.x % 8 == 0) written[part] = found;
+    for (int i = 0; i < 4; i++) sums.add(pairs[i].x, pairs[i].y);
+#pragma unroll
+    for (int d = 1; d < 8; d *= 2) sums.add_neighbour(d);
+    if (here && threadIdx.x % 8 == 0) written[part] = sums.statistics();
 }

@@ -5,34 +5,24 @@
 
 #define STATISTICS 64  // elements of a part
 
-// Mean and squares of so many elements, and of as many more that another thread has: both get the same (Chan et al. 1979).
-__device__ __forceinline__ float2 with_neighbour(float2 part, int elements, int distance) {
-    const float mean = __shfl_xor_sync(~0u, part.x, distance), squares = __shfl_xor_sync(~0u, part.y, distance);
-    const float apart = part.x - mean;
-    return make_float2(0.5f * (part.x + mean), part.y + squares + 0.5f * elements * apart * apart);
-}
-// Of COUNT elements that a thread has: v[0], v[1], v[stride], v[stride + 1], …
-template <int COUNT> __device__ __forceinline__ float2 own_statistics(const float* v, int stride) {
-    float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < COUNT / 2; i++) sum += v[stride * i] + v[stride * i + 1];
-    const float mean = sum * (1.0f / COUNT);
-#pragma unroll
-    for (int i = 0; i < COUNT / 2; i++) {
-        const float a = v[stride * i] - mean, b = v[stride * i + 1] - mean;
-        squares += a * a + b * b;
+// What statistics of a part are made of. In fp32 the sums lose less of 64 elements than their rounding to 16 bits has.
+struct RowSums {
+    float even = 0.0f, odd = 0.0f, squares = 0.0f, more = 0.0f;
+
+    __device__ __forceinline__ void add(float a, float b) {
+        even += a, odd += b;
+        squares = fmaf(a, a, squares), more = fmaf(b, b, more);
     }
-    return make_float2(mean, squares);
-}
-// Of two rows, a part of which a thread and its three neighbours hold: v[4·j + 2·half + {0, 1}], j < UNITS.
-template <int UNITS> __device__ __forceinline__ void row_statistics(float2 (&found)[2], const float* v) {
-#pragma unroll
-    for (int h = 0; h < 2; h++) found[h] = own_statistics<2 * UNITS>(v + 2 * h, 4);
-#pragma unroll
-    for (int h = 0; h < 2; h++) found[h] = with_neighbour(found[h], 2 * UNITS, 1);
-#pragma unroll
-    for (int h = 0; h < 2; h++) found[h] = with_neighbour(found[h], 4 * UNITS, 2);
-}
+    // And of as many elements that another thread has: both get the same.
+    __device__ __forceinline__ void add_neighbour(int distance) {
+        even += odd, squares += more;
+        odd = __shfl_xor_sync(~0u, even, distance), more = __shfl_xor_sync(~0u, squares, distance);
+    }
+    __device__ __forceinline__ float2 statistics() const {
+        const float sum = even + odd, mean = sum * (1.0f / STATISTICS);
+        return make_float2(mean, fmaxf(squares + more - sum * mean, 0.0f));
+    }
+};
 
 // The parts of a row, every fourth of them in one thread: asked for early, put together late.
 template <int PARTS> struct RowParts {
