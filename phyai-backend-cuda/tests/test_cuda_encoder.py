@@ -45,8 +45,8 @@ def values(
 
 
 def parts_of(x: torch.Tensor) -> torch.Tensor:
-    """Mean and squared distances of every 64 columns."""
-    parts = x.double().unflatten(-1, (-1, PART))
+    """Mean and squared distances of every 64 columns: ``[parts, rows, 2]``."""
+    parts = x.double().unflatten(-1, (-1, PART)).transpose(0, 1)
     mean = parts.mean(-1)
     return torch.stack([mean, (parts - mean[..., None]).square().sum(-1)], -1)
 
@@ -68,7 +68,7 @@ class Simulated:
             x, row, m, columns, written = arguments
             assert 128 // 8 * grid[0] >= m.value * (columns.value // PART)
             x = values(x, m.value, columns.value, dtype=torch.bfloat16, row=row.value)
-            values(written, m.value, columns.value // PART, 2).copy_(parts_of(x))
+            values(written, columns.value // PART, m.value, 2).copy_(parts_of(x))
             return
         x, weight, bias, y, y_row, m, n, k, *more = arguments
         m, n, k = m.value, n.value, k.value
@@ -77,9 +77,9 @@ class Simulated:
         if "NORMED" in self.d:
             read, sums, eps = more
             assert self.d["NORMED"] == k // PART
-            parts = values(read, m, k // PART, 2).double()
-            mean = parts[..., 0].mean(1, keepdim=True)
-            squares = parts[..., 1].sum(1) + PART * (parts[..., 0] - mean).square().sum(1)
+            means, within = values(read, k // PART, m, 2).double().unbind(-1)
+            mean = means.mean(0)[:, None]
+            squares = within.sum(0) + PART * (means - mean.T).square().sum(0)
             r = torch.rsqrt(squares / k + eps.value)[:, None]
             made = r * made - r * mean * values(sums, n).double() + values(bias, n).double()
             y.copy_(activated(made, self.d["ACTIVATION"]))
@@ -88,7 +88,7 @@ class Simulated:
             assert self.d["COLUMNS"] // self.d["SPLIT"] == PART
             assert (residual.rows, residual.columns, residual.box) == (m, n, 128)
             y.copy_(residual.values(torch.bfloat16) + made + values(bias, n, dtype=torch.bfloat16).double())
-            values(written, m, n // PART, 2).copy_(parts_of(y))
+            values(written, n // PART, m, 2).copy_(parts_of(y))
 
 
 @pytest.fixture

@@ -25,7 +25,12 @@
 #endif
 #define A_BYTES (BM * ROW)
 #define STAGE (A_BYTES + COLUMNS * ROW)
-#define AHEAD 2  // steps of weights asked for before the kernel in front has ended
+// Steps of weights asked for before the kernel in front has ended.
+#if defined(NORMED) || defined(RESIDUAL)
+#define AHEAD (STAGES < 4 ? STAGES : 4)
+#else
+#define AHEAD 2
+#endif
 #define GROUP (ACROSS * ALONG)  // blocks that share operands
 #define CLUSTER (GROUP * SPLIT)
 #define SOURCES (ACROSS + ALONG - 1)  // blocks that a block fetches for, and that fetch for it
@@ -139,10 +144,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
     more_registers<232>();
     const int mine = group - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
 #ifdef NORMED
-    RowParts<NORMED> parts[2];
+    RowParts<NORMED> parts;
     float2 normed[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) parts[h].load(read, m + mine * 64 + warp * 16 + lane / 4 + 8 * h, M, lane % 4);
+    parts.load(read, m + mine * 64 + warp * 16, M, lane);
 #endif
     if (own < COLUMNS) {  // two columns' biases, then their factors
         const u32 to = biases + own / 2 * BIAS_PAIR + own % 2 * 4;
@@ -180,8 +184,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
         }
 #ifdef NORMED
         else {
-#pragma unroll
-            for (int h = 0; h < 2; h++) normed[h] = parts[h].factors(eps);  // while the tensor cores are busy
+            parts.factors(normed, eps, lane);  // while the tensor cores are busy
         }
 #endif
     }
@@ -283,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int r = row + lane / 4 + 8 * h;
-        if (lane % 4 == 0 && r < M) written[(long long)r * (N / STATISTICS) + column / STATISTICS] = sums[h].statistics();
+        if (lane % 4 == 0 && r < M) written[(long long)(column / STATISTICS) * M + r] = sums[h].statistics();
     }
 #endif
     if (CLUSTER > 1) cluster_wait();

@@ -16,5 +16,5 @@ extern "C" __global__ void __launch_bounds__(128)
     for (int i = 0; i < 4; i++) sums.add(pairs[i].x, pairs[i].y);
 #pragma unroll
     for (int d = 1; d < 8; d *= 2) sums.add_neighbour(d);
-    if (here && threadIdx.x % 8 == 0) written[part] = sums.statistics();
+    if (here && threadIdx.x % 8 == 0) written[part % parts * M + row] = sums.statistics();
 }

@@ -1,5 +1,5 @@
 // Statistics of rows in parts, from which a layer norm's mean and deviation follow: of every 64 elements the mean, and the
-// sum of the squares of what they differ from it, [M, columns / 64]. They are put together in one order, whoever made them.
+// sum of the squares of what they differ from it, [columns / 64, M]. They are put together in one order, whoever made them.
 #pragma once
 #include "cluster.cuh"
 
@@ -24,37 +24,36 @@ struct RowSums {
     }
 };
 
-// The parts of a row, every fourth of them in one thread: asked for early, put together late.
+// The parts of a warp's sixteen rows: a thread has every other part of row lane % 16. Asked for early, put together late.
 template <int PARTS> struct RowParts {
-    static constexpr int MINE = (PARTS + 3) / 4;
+    static constexpr int MINE = (PARTS + 1) / 2;
     float2 v[MINE];
-    int mine;  // how many there are
 
-    __device__ __forceinline__ void load(const float2* statistics, int row, int rows, int thread) {
-        mine = row < rows ? (PARTS - thread + 3) / 4 : 0;
-        const float2* at = statistics + (long long)row * PARTS + thread;
+    __device__ __forceinline__ void load(const float2* statistics, int top, int rows, int lane) {
+        const int row = top + lane % 16;
+        const float2* at = statistics + (long long)(lane / 16) * rows + row;
 #pragma unroll
-        for (int i = 0; i < MINE; i++) v[i] = i < mine ? load_written2(at + 4 * i) : make_float2(0.0f, 0.0f);
+        for (int i = 0; i < MINE; i++)
+            v[i] = row < rows && 2 * i + lane / 16 < PARTS ? load_written2(at + 2ll * i * rows) : make_float2(0.0f, 0.0f);
     }
-    // 1 / deviation and -mean / deviation of the row. Means are summed as what they differ from the
+    // 1 / deviation and -mean / deviation of rows lane / 4 and lane / 4 + 8. Means are summed as what they differ from the
     // first part's, which loses no more than a factor of their number.
-    __device__ __forceinline__ float2 factors(float eps) const {
-        const float first = __shfl_sync(~0u, v[0].x, threadIdx.x & 28);
+    __device__ __forceinline__ void factors(float2 (&of)[2], float eps, int lane) const {
+        const float first = __shfl_sync(~0u, v[0].x, lane % 16);
         float apart = 0.0f, between = 0.0f, within = 0.0f;
 #pragma unroll
         for (int i = 0; i < MINE; i++)
-            if (i < mine) {
+            if (2 * i + lane / 16 < PARTS) {
                 const float a = v[i].x - first;
                 apart += a, between += a * a, within += v[i].y;
             }
-#pragma unroll
-        for (int d = 1; d < 4; d *= 2) {
-            apart += __shfl_xor_sync(~0u, apart, d);
-            between += __shfl_xor_sync(~0u, between, d);
-            within += __shfl_xor_sync(~0u, within, d);
-        }
+        apart += __shfl_xor_sync(~0u, apart, 16);
+        between += __shfl_xor_sync(~0u, between, 16);
+        within += __shfl_xor_sync(~0u, within, 16);
         const float offset = apart * (1.0f / PARTS), squares = within + STATISTICS * (between - apart * offset);
-        const float r = rsqrtf(squares * (1.0f / (STATISTICS * PARTS)) + eps);
-        return make_float2(r, -(first + offset) * r);
+        const float r = rsqrtf(squares * (1.0f / (STATISTICS * PARTS)) + eps), shift = -(first + offset) * r;
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            of[h] = make_float2(__shfl_sync(~0u, r, lane / 4 + 8 * h), __shfl_sync(~0u, shift, lane / 4 + 8 * h));
     }
 };

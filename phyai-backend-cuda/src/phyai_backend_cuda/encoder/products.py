@@ -48,8 +48,8 @@ def folded(
 
 
 def statistics_for(m: int, columns: int, device: torch.device) -> torch.Tensor:
-    """Room for the statistics of ``m`` rows."""
-    return torch.empty(m, columns // PART, 2, dtype=torch.float32, device=device)
+    """Room for the statistics of ``m`` rows, ``[parts, m, 2]``."""
+    return torch.empty(columns // PART, m, 2, dtype=torch.float32, device=device)
 
 
 def statistics_of(x: torch.Tensor, into: torch.Tensor) -> None:
