@@ -157,17 +157,17 @@ def chain(report: Report) -> None:
     row = kernels()["cuda.transformer_encoder.folded"].load()(facts, w, {}, resources()).run
     runs = {"folded": row, "one by one": one_by_one(w, dense=True), "one by one, cuBLAS": one_by_one(w, dense=False)}
     for images in IMAGES:
-        x = stream(images, ROWS, WIDTH)
+        x, call = stream(images, ROWS, WIDTH), f"transformer_encoder B={images} S={ROWS}"
         want, graphs = exact(w, x), {}
         for name, run in runs.items():
             y = run(x).clone()
             found = {"error": float((y.double() - want).norm() / want.norm()), "same": torch.equal(y, run(x))}
-            report.attempt("chain check", {"kernel": name, "M": images * ROWS}, lambda: found)
+            report.attempt("chain check", {"call": call, "kernel": name}, lambda: found)
             graphs[name] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graphs[name]):
                 run(x)
         for name, each in in_turns(graphs).items():
-            report.attempt("chain", {"kernel": name, "M": images * ROWS}, lambda: {"ms": each[len(each) // 2]})
+            report.attempt("chain", {"call": call, "kernel": name}, lambda: {"ms": each[len(each) // 2]})
 
 
 def in_turns(graphs: Mapping[str, torch.cuda.CUDAGraph]) -> dict[str, list[float]]:

@@ -128,6 +128,12 @@ def _alone() -> Iterator[Figure]:
             # behind norms and attention of SigLIP's layers they gain as much by overlap as behind their own kind
             overlapped = row.get("overlapped_us") if " M=768 " in row["call"] else None
             yield *_call(row["call"]), row["kernel"], overlapped or row["us"]
+    for row in _rows("encoder.json"):
+        if row["kind"] == "chain":  # one by one, products of two images and one are cuBLAS's
+            alone = "one by one" if " B=3 " in row["call"] else "one by one, cuBLAS"
+            names = {"folded": "cuda.transformer_encoder.folded", alone: "decomposed.transformer_encoder"}
+            if row["kernel"] in names:
+                yield *_call(row["call"]), names[row["kernel"]], 1e3 * row["ms"]
     for row in _rows("skinny_fused.json"):
         if row["kind"] == "time" and row["format"] == "bf16" and row.get("splits") is None and "us" in row:
             yield *_call(row["call"]), row["kernel"], row["us"]
