@@ -4,8 +4,9 @@
 
 ``time``: one call among 40 in one graph, each with its own inputs and weights, the median of 20 replays of launches
 that overlap; ``plain_us`` is the same product without a norm or an addition. ``chain``: 27 layers, each call needing
-what the one in front wrote, ms of all: the row, the calls that it replaces with products of ``csrc/dense.cu``, and the
-same with cuBLAS's; replayed in turns, the median of 30. ``error`` is that of the result against the formulas in
+what the one in front wrote, µs of all: the row, the calls that it replaces with products of ``csrc/dense.cu``, and the
+same with cuBLAS's; replayed in turns, the median of 30; the floor is the larger of the weights' bytes at 4.25 TB/s and
+the operations of products and attention at 793 TFLOP/s. ``error`` is that of the result against the formulas in
 float64, of a residual stream with six channels 50 to 100 times larger than the rest.
 """
 
@@ -19,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 from gpu_parts import CALLS, Report, compiled, main_of, microseconds, resources
-from gpu_table import normal, prepared, weight
+from gpu_table import BF16_RATE, floor_of, normal, prepared, weight
 from phyai.facts import Facts
 from phyai.ops.transformer_encoder import OP
 from phyai_backend_cuda.dense.product import Product
@@ -155,7 +156,12 @@ def chain(report: Report) -> None:
         "shape.D": WIDTH, "shape.I": INNER, "device.arch": "sm90", "device.sm_count": 132,
     })  # fmt: skip
     row = kernels()["cuda.transformer_encoder.folded"].load()(facts, w, {}, resources()).run
-    runs = {"folded": row, "one by one": one_by_one(w, dense=True), "one by one, cuBLAS": one_by_one(w, dense=False)}
+    alone = "decomposed.transformer_encoder"
+    runs = {
+        "cuda.transformer_encoder.folded": row, f"{alone} (cuda.*.dense_16bit)": one_by_one(w, dense=True),
+        f"{alone} (cuBLAS)": one_by_one(w, dense=False),
+    }  # fmt: skip
+    elements = sum(w[name].numel() for name in NORMED | ADDING)
     for images in IMAGES:
         x, call = stream(images, ROWS, WIDTH), f"transformer_encoder B={images} S={ROWS}"
         want, graphs = exact(w, x), {}
@@ -166,12 +172,14 @@ def chain(report: Report) -> None:
             graphs[name] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graphs[name]):
                 run(x)
+        operations = 2 * images * ROWS * (elements + 2 * ROWS * WIDTH * LAYERS)
+        floor = {"floor_us": round(floor_of(2 * elements, operations, BF16_RATE) * 1e6)}
         for name, each in in_turns(graphs).items():
-            report.attempt("chain", {"call": call, "kernel": name}, lambda: {"ms": each[len(each) // 2]})
+            report.attempt("chain", {"call": call, "kernel": name} | floor, lambda: {"us": each[len(each) // 2]})
 
 
 def in_turns(graphs: Mapping[str, torch.cuda.CUDAGraph]) -> dict[str, list[float]]:
-    """Milliseconds of 30 replays of each, sorted."""
+    """Microseconds of 30 replays of each, sorted."""
     found: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(30):
         for name, graph in graphs.items():
@@ -181,7 +189,7 @@ def in_turns(graphs: Mapping[str, torch.cuda.CUDAGraph]) -> dict[str, list[float
             graph.replay()
             end.record()
             end.synchronize()
-            found[name].append(round(begin.elapsed_time(end), 4))
+            found[name].append(round(begin.elapsed_time(end) * 1e3, 1))
     return {name: sorted(each) for name, each in found.items()}
 
 
