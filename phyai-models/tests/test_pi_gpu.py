@@ -18,7 +18,6 @@ from phyai_models.pi.inputs import (
     blank_images,
     camera_images,
     cameras_seen,
-    from_lerobot,
 )
 from phyai_models.processors.checks import Checks
 from phyai_models.runner import Aside, Mirror, memory_errors
@@ -30,6 +29,7 @@ from pi_cases import (
     case,
     cosine,
     engine,
+    inputs_of,
     random_batch,
     random_checkpoint,
     relative_error,
@@ -79,7 +79,7 @@ def test_images_are_made_ready_on_the_gpu_as_on_the_cpu(height, width):
     torch.testing.assert_close(got.cpu(), want, rtol=0, atol=1e-6)
     batch = {key: pixels, TOKENS: torch.zeros(2, 4, dtype=torch.int64), TOKEN_MASK: torch.ones(2, 4, dtype=torch.bool)}
     noise = torch.zeros(2, config.chunk_size, config.max_action_dim)
-    want, got = (from_lerobot(batch, config, noise, torch.device(device)).images for device in ("cpu", "cuda"))
+    want, got = (inputs_of(batch, config, noise, device).images for device in ("cpu", "cuda"))
     torch.testing.assert_close(got.cpu(), want, rtol=0, atol=1e-6)
 
 
