@@ -25,6 +25,7 @@ from phyai_backend_cuda.dense import fp8, gemm, product
 from phyai_backend_cuda.dense.product import ACTIVATIONS
 from phyai_backend_cuda.dense.tiles import MAX_COLUMNS, SHARED, Chip, cost, split_of, tile_for
 from phyai_backend_cuda.records.dense import KERNELS
+from phyai_backend_cuda.runtime import early
 from phyai_backend_cuda.runtime.nvrtc import SOURCES
 
 F = torch.nn.functional
@@ -104,7 +105,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, correct_rounding: None) -> None:
     monkeypatch.setattr(product, "load", load)
     monkeypatch.setattr(product, "matrix_map", Matrix.of)
     monkeypatch.setattr(product, "current_stream", lambda: 0)
-    for module in (gemm, fp8):
+    for module in (early, gemm, fp8):
         monkeypatch.setattr(module, "settled", lambda: None)
 
 

@@ -30,8 +30,9 @@ from phyai_backend_cuda.attention import prefill, short, split
 from phyai_backend_cuda.attention.split import cut_for
 from phyai_backend_cuda.norms import overlap
 from phyai_backend_cuda.records import attention, norms, skinny, skinny_fused
+from phyai_backend_cuda.runtime import early
 from phyai_backend_cuda.runtime.nvrtc import SOURCES
-from phyai_backend_cuda.skinny import gemm, heads, launch, mlp, residual
+from phyai_backend_cuda.skinny import gemm, launch
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the kernels themselves are tested where there is a GPU")
@@ -52,8 +53,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (prefill, short, split, overlap, launch):
         monkeypatch.setattr(module, "load", load)
         monkeypatch.setattr(module, "current_stream", lambda: 0)
-    for module in (overlap, gemm, mlp, heads, residual):
-        monkeypatch.setattr(module, "settled", lambda: None)
+    monkeypatch.setattr(early, "settled", lambda: None)
     monkeypatch.setattr(short, "box_map", box_map)
     monkeypatch.setattr(split, "on_device", torch.is_tensor)
     monkeypatch.setattr(prefill, "box_map", Map)
@@ -248,3 +248,13 @@ def test_no_block_ends_while_a_peer_may_push_to_it(source: str, arrive: str) -> 
     assert body.index(arrive) < body.index("cluster_wait();")
     assert body.index("cluster_wait();") < body.index("push4(") < body.index("mbar_wait(bar, 0);")
     assert "return" not in body
+
+
+def test_weights_are_waited_for_once_they_are_there_and_each_time_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[str] = []
+    monkeypatch.setattr(early, "settled", lambda: noted.append("waited"))
+    prepared = early.settling(torch.neg, lambda new: noted.append(new["weight"]))
+    assert prepared.run is torch.neg
+    assert prepared.refresh is not None
+    prepared.refresh({"weight": "written"})
+    assert noted == ["waited", "written", "waited"]
