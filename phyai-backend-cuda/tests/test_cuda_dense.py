@@ -10,6 +10,7 @@ import attrs
 import pytest
 import torch
 from hopper_simulation import memory
+from machine import Resources
 from phyai.catalog import Catalog
 from phyai.environment import Environment
 from phyai.facts import Facts
@@ -154,6 +155,22 @@ def test_one_row_for_all_is_read_as_if_there_were_many(rows: int, simulated: Non
     x, weight = torch.randn(1, 24).bfloat16(), torch.randn(16, 24).bfloat16()
     y = product.Product(weight, None, Facts({}))(x[0].expand(rows, 24))
     torch.testing.assert_close(y, F.linear(x, weight).expand(rows, 16), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("rows", [None, (1, 768)])
+def test_what_cannot_be_compiled_is_told_when_it_is_prepared(
+    rows: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then another kernel takes its place; at the first call none would."""
+
+    def load(*_: Any, **__: Any) -> Simulated:
+        raise RuntimeError("the compiler refuses")
+
+    monkeypatch.setattr(product, "load", load)
+    resources = Resources()
+    resources.rows = rows
+    with pytest.raises(RuntimeError, match="the compiler refuses"):
+        gemm.prepare(Facts({}), {"weight": torch.zeros(16, 24).bfloat16()}, {}, resources)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
