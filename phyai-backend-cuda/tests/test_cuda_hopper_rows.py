@@ -26,7 +26,7 @@ from phyai.testing.case import MEMORY, Case
 from phyai.testing.kit import examine, examine_call
 from phyai.testing.report import Outcome
 from phyai.testing.subject import Subject, about
-from phyai_backend_cuda.attention import prefill, short, split
+from phyai_backend_cuda.attention import paged, prefill, short, split
 from phyai_backend_cuda.attention.split import cut_for
 from phyai_backend_cuda.norms import overlap
 from phyai_backend_cuda.records import attention, norms, skinny, skinny_fused
@@ -55,7 +55,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "current_stream", lambda: 0)
     monkeypatch.setattr(early, "settled", lambda: None)
     monkeypatch.setattr(short, "box_map", box_map)
-    monkeypatch.setattr(split, "on_device", torch.is_tensor)
+    monkeypatch.setattr(paged, "on_device", torch.is_tensor)
     monkeypatch.setattr(prefill, "box_map", Map)
 
 
