@@ -14,18 +14,16 @@ import attrs
 import pytest
 import torch
 from hopper_simulation import Map, Simulated, box_map
-from machine import Resources
+from machine import Resources, granted
 from phyai.catalog import Catalog
 from phyai.environment import Environment
 from phyai.facts import Facts
 from phyai.kernel import Kernel
 from phyai.op import ArgSpec
 from phyai.ops import CORE_OPS
-from phyai.plugins import discover
 from phyai.testing.case import MEMORY, Case
 from phyai.testing.kit import examine, examine_call
 from phyai.testing.report import Outcome
-from phyai.testing.subject import Subject, about
 from phyai_backend_cuda.attention import paged, prefill, short, split
 from phyai_backend_cuda.attention.split import cut_for
 from phyai_backend_cuda.norms import overlap
@@ -37,7 +35,6 @@ from phyai_backend_cuda.skinny import gemm, launch
 ON_GPU = torch.cuda.is_available()
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the kernels themselves are tested where there is a GPU")
 
-CPU = Environment.detect("cpu", libraries=())
 H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.cupy": "14.2.0"})
 #: The kernels that are launched to overlap their neighbours.
 KERNELS = (*attention.KERNELS, *skinny.KERNELS, *skinny_fused.KERNELS, *norms.KERNELS)
@@ -59,23 +56,9 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill, "box_map", Map)
 
 
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return discover()
-
-
-def subject_of(id: str, catalog: Catalog) -> Subject:
-    """The row with the device and its libraries granted."""
-    kernel = BY_ID[id]
-    claim = kernel.when.given({name: value for name, value in H200.items() if name.startswith(("device.", "lib."))})
-    here = attrs.evolve(kernel, when=claim)
-    all_kernels = tuple(here if k.id == id else k for k in catalog.kernels)
-    return Subject(here, about(here, attrs.evolve(catalog, kernels=all_kernels)), CPU)
-
-
 @pytest.mark.parametrize("id", BY_ID)
 def test_what_a_row_claims_it_computes(id: str, catalog: Catalog) -> None:
-    report = examine(subject_of(id, catalog), seconds=3, calls=40)
+    report = examine(granted(BY_ID[id], catalog, H200), seconds=3, calls=40)
     assert not [(check.name, check.reason, check.call) for check in report.checks if check.outcome is Outcome.FAILED]
     assert any(check.outcome is Outcome.PASSED for check in report.checks)
 
@@ -140,7 +123,7 @@ CALLS: list[tuple[str, ArgSpec]] = [
 @pytest.mark.parametrize(("id", "spec"), CALLS, ids=str)
 def test_every_form_of_memory(id: str, spec: ArgSpec, form: str, catalog: Catalog) -> None:
     case = attrs.evolve(Case.of(OPS[BY_ID[id].op], spec), memory=form).fitted(OPS[BY_ID[id].op])
-    report = examine_call(subject_of(id, catalog), case)
+    report = examine_call(granted(BY_ID[id], catalog, H200), case)
     assert not [c.reason for c in report.checks if c.outcome is Outcome.FAILED]
 
 
