@@ -10,17 +10,26 @@ against float32, for the weights and inputs before they were quantized. Each cal
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from gpu_fp8_blocks import gated_want
 from gpu_fp8_products import relative
 from gpu_parts import resources
-from gpu_table import BF16_RATE, Table, bind, floor_of, kernels, normal, prepared, weight
+from gpu_table import (
+    BF16_RATE,
+    Table,
+    bind,
+    floor_of,
+    kernels,
+    normal,
+    prepared,
+    sections_parser,
+    timed_section,
+    weight,
+)
 from phyai.facts import Facts
 from phyai.quant.scheme import QuantScheme, TensorQuant
 from phyai.quant.weight import QuantizedWeight
@@ -237,21 +246,12 @@ SECTIONS: Mapping[str, Callable[[Table], None]] = {"passes": passes, "block": bl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", default=list(SECTIONS), choices=SECTIONS)
-    parser.add_argument("--seconds", type=float, default=120.0, help="for everything")
-    given = parser.parse_args()
+    given = sections_parser(__doc__, SECTIONS).parse_args()
     table = Table(given.out, time.monotonic() + given.seconds)
     torch.backends.cuda.matmul.allow_tf32 = False
     kernels()
     for name in given.only:
-        begun = time.perf_counter()
-        try:
-            SECTIONS[name](table)
-        except Exception as problem:
-            table.add({"section": name, "problem": f"{type(problem).__name__}: {problem}"[:300]})
-        table.add({"section": name, "seconds": round(time.perf_counter() - begun, 1)})
+        timed_section(table, name, SECTIONS[name])
 
 
 if __name__ == "__main__":

@@ -11,18 +11,16 @@ is recorded, and the rest goes on.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
 from gpu_fp8_blocks import blocks, gated
 from gpu_fp8_products import flashinfer, gemms, humming, passes, patches, shapes
-from gpu_table import Table
+from gpu_table import Table, sections_parser, timed_section
 
 #: Sections, the most wanted first.
 SECTIONS: Mapping[str, Callable[[Table], None]] = {
@@ -56,10 +54,7 @@ def apart(table: Table, section: str, seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", default=list(SECTIONS), choices=SECTIONS)
-    parser.add_argument("--seconds", type=float, default=120.0, help="for everything")
+    parser = sections_parser(__doc__, SECTIONS)
     parser.add_argument("--here", action="store_true", help="run every section in this process")
     given = parser.parse_args()
     table = Table(given.out, time.monotonic() + given.seconds)
@@ -67,13 +62,8 @@ def main() -> None:
     for name in given.only:
         if name in APART and not given.here:
             apart(table, name, APART[name])
-            continue
-        begun = time.perf_counter()
-        try:
-            SECTIONS[name](table)
-        except Exception as problem:
-            table.add({"section": name, "problem": f"{type(problem).__name__}: {problem}"[:300]})
-        table.add({"section": name, "seconds": round(time.perf_counter() - begun, 1)})
+        else:
+            timed_section(table, name, SECTIONS[name])
 
 
 if __name__ == "__main__":

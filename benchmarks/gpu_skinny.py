@@ -21,7 +21,7 @@ import attrs
 import torch
 from gpu_parts import BANDWIDTH, CALLS, Report, compiled, main_of, microseconds
 from gpu_skinny_chains import chain, layer
-from gpu_skinny_weights import EXPERT, FORMATS, TIMED, normal, weight
+from gpu_skinny_weights import EXPERT, FORMATS, TIMED, normal, shape_of, weight
 from phyai_backend_cuda.skinny.launch import ACTIVATIONS, MAX_ROWS, PAIR_ROWS, SPLITS, Shape, launch, shape_for
 
 F = torch.nn.functional
@@ -69,21 +69,11 @@ def check(report: Report) -> None:
         report.attempt("check", case, lambda case=case: checked(**case))
 
 
-def shape_of(
-    n: int, k: int, bits: int, group: int = 0, zero_point: bool = False, dtype: torch.dtype = torch.bfloat16,
-    activation: str | None = None, **_: Any,
-) -> Shape:  # fmt: skip
-    half = dtype == torch.float16
-    shape = shape_for(n, k, bits=bits, group=group, centred=zero_point, half=half, activation=activation)
-    assert shape is not None, "no shape"
-    return shape
-
-
 def checked(
     m: int, n: int, k: int, bits: int, group: int = 0, zero_point: bool = False, dtype: torch.dtype = torch.bfloat16,
     activation: str | None = None, bias: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    shape = shape_of(n, k, bits, group, zero_point, dtype, activation)
+    shape = shape_of(n, k, bits, group, zero_point, dtype, activation=activation)
     held, dense = weight(n, k, bits, group, zero_point, dtype)
     assert dense is not None
     x = normal(m, k, dtype=dtype)
@@ -161,8 +151,10 @@ def mm(x: torch.Tensor, w: torch.Tensor) -> Callable[[], Any]:
 
 def ahead(pool: Any) -> None:
     """Compile what will be needed side by side."""
-    checks = [(shape_of(**case), case["m"]) for case in cases()]
-    wanted = [(shape, rows) for shape, m in checks for rows in (m, *fewer(m, shape))]
+    wanted = []
+    for case in cases():
+        shape = shape_of(**{name: given for name, given in case.items() if name not in ("m", "bias")})
+        wanted += [(shape, rows) for rows in (case["m"], *fewer(case["m"], shape))]
     for form in map(FORMATS.__getitem__, TIMED):
         wanted += [(shape, 50) for n, k in EXPERT.values() for shape in cuts(n, k, form)]
         wanted += [(shape, 50) for shape in cuts(*EXPERT["gate_up"], form, "silu")]

@@ -1,11 +1,13 @@
-"""The calls of π0's expert and its weights in every format, as ``gpu_skinny.py`` measures them."""
+"""The calls of π0's expert, its weights in every format and how they are cut, as ``gpu_skinny.py`` measures them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import torch
 from phyai_backend_cuda.skinny import order
+from phyai_backend_cuda.skinny.launch import Shape, shape_for
 
 EXPERT = {"qkv": (2560, 1024), "o": (1024, 2048), "gate_up": (8192, 1024), "down": (1024, 4096)}
 FORMATS: dict[str, dict[str, Any]] = {
@@ -46,3 +48,14 @@ def weight(
         return held, None
     z, s = (t.double().repeat_interleave(group, 1) for t in (zero, scale))
     return held, (codes.double() - z) * s
+
+
+def shape_of(
+    n: int, k: int, bits: int, group: int = 0, zero_point: bool = False, dtype: torch.dtype = torch.bfloat16,
+    splits: int | None = None, **epilogue: Any,
+) -> Shape:  # fmt: skip
+    """The cut of such a weight that call sites choose, or the one with so many splits of K."""
+    half = dtype == torch.float16
+    shape = shape_for(n, k, bits=bits, group=group, centred=zero_point, half=half, **epilogue)
+    assert shape is not None, "no shape"
+    return shape if splits is None else attrs.evolve(shape, splits=splits)

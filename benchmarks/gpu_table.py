@@ -1,4 +1,4 @@
-"""What ``gpu_rows.py`` and ``gpu_fp8.py`` share: fresh calls of a row timed in one graph, and the table of figures.
+"""What scripts that time rows share: fresh calls of a row timed in one graph, the table of figures, and its sections.
 
 Every figure is the time of one call among 40 in one CUDA graph, each with its own inputs and weights, so that a product
 finds its weights in memory and not in L2; the median of 20 replays. ``floor_us`` is the larger of bytes at 4.25 TB/s
@@ -7,6 +7,7 @@ and, for products, FLOPs at what 8192³ reaches (793 TFLOP/s in BF16, 1,492 in F
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import math
@@ -78,6 +79,25 @@ class Rows(Table):
         self, what: str, who: str, nbytes: float, make: Callable[[], Callable[[], Any]], flops: float = 0.0
     ) -> None:
         self.time(what, who, floor_of(nbytes, flops, BF16_RATE), make)
+
+
+def sections_parser(doc: str | None, sections: Mapping[str, Callable[[Table], None]]) -> argparse.ArgumentParser:
+    """The arguments of a script whose table has ``sections``."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=list(sections), choices=sections)
+    parser.add_argument("--seconds", type=float, default=120.0, help="for everything")
+    return parser
+
+
+def timed_section(table: Table, name: str, section: Callable[[Table], None]) -> None:
+    """Fill in one section, and how long it took; one that breaks off is recorded and the rest goes on."""
+    begun = time.perf_counter()
+    try:
+        section(table)
+    except Exception as problem:
+        table.add({"section": name, "problem": f"{type(problem).__name__}: {problem}"[:300]})
+    table.add({"section": name, "seconds": round(time.perf_counter() - begun, 1)})
 
 
 def floor_of(nbytes: float, flops: float = 0.0, rate: float = FP8_RATE) -> float:

@@ -27,11 +27,21 @@ CASES: dict[str, list[str]] = {
     "2cameras_exact": ["--exact", "--cameras", "2"],
     "2cameras_bucket": ["--cameras", "2"],
     "batch8": ["--batch", "8"],
+    "fp8_batch8": ["--batch", "8"],
+    "int4_expert_exact": ["--exact", "--baseline", "torch"],
     "prompt48": ["--prompt-tokens", "48"],
     "default_policy": ["--exact"],
     "compiled": ["--exact", "--baseline", "compile", "--compile-seconds", "150"],
     "pi0_exact": ["--exact", "--baseline", "torch"],
     "pi0_bucket": [],
+    "pi0_fp8_exact": ["--exact", "--baseline", "torch"],
+}
+#: Policies of cases whose name speaks of one; all others run under the model's h200_bf16.yaml.
+SHIPPED = {
+    "fp8_exact": "h200_fp8",
+    "fp8_batch8": "h200_fp8",
+    "int4_expert_exact": "h200_int4_expert",
+    "pi0_fp8_exact": "h200_fp8",
 }
 QUICK = ("3cameras_exact", "3cameras_bucket", "3cameras_layers")
 
@@ -39,7 +49,7 @@ QUICK = ("3cameras_exact", "3cameras_bucket", "3cameras_layers")
 def arguments(case: str, out: Path) -> list[str]:
     """The command line of a case; pictures go to ``out``."""
     given = [str(out / word) if word.endswith(".png") else word for word in CASES[case]]
-    policy = POLICIES / model_of(case) / ("h200_fp8.yaml" if case == "fp8_exact" else "h200_bf16.yaml")
+    policy = POLICIES / model_of(case) / f"{SHIPPED.get(case, 'h200_bf16')}.yaml"
     if case == "3cameras_layers":
         text, policy = policy.read_text(), out / "layers.yaml"
         policy.write_text(text + LAYERS)

@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from phyai.catalog import Catalog
+from phyai.plugins import discover
 
 sys.path.insert(0, str(Path(__file__).parent))
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+
+
+@pytest.fixture(scope="session")
+def catalog() -> Catalog:
+    return discover()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import torch
 from phyai_backend_cuda.attention import prefill
-from phyai_backend_cuda.attention.split import tiles_of
+from phyai_backend_cuda.attention.paged import tiles_of
 from phyai_backend_cuda.skinny import order
 from phyai_backend_cuda.skinny.launch import ACTIVATIONS
 
@@ -146,7 +146,7 @@ def norm_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) -> No
 def attention_cu(p: Any, d: Mapping[str, int], grid: Sequence[int], block: int) -> None:
     dtype, dim, group = torch.float16 if "HALF" in d else torch.bfloat16, d["HD"], d["GROUP"]
     kv_heads = p.heads // group
-    assert (*grid, block) == (d["SPLITS"], tiles_of(p.tokens, p.requests, group), kv_heads, 128)
+    assert (*grid, block) == (d["SPLITS"], tiles_of(p.tokens, p.requests, group, 64), kv_heads, 128)
     q, o = (memory(at, dtype, (p.tokens, p.heads, dim), (p.heads * dim, dim, 1)) for at in (p.q, p.o))
     ends, indptr = (flat(at, torch.int32, p.requests + 1).tolist() for at in (p.cu_seqlens, p.indptr))
     last = flat(p.last, torch.int32, p.requests).tolist()
@@ -228,7 +228,7 @@ def attention_prefill_cu(arguments: Any, d: Mapping[str, int], grid: Sequence[in
     assert (q.tensor.shape, q.box) == ((p.tokens, p.heads, 256), (128 // group, group))
     assert {q.tensor.dtype, k.tensor.dtype, v.tensor.dtype} == {dtype}
     assert k.box == v.box == (1, prefill.KEYS, 1)
-    tiles = prefill.tiles_of(p.tokens, p.requests, group)
+    tiles = tiles_of(p.tokens, p.requests, group, prefill.ROWS)
     assert (tuple(grid), block) == ((d["SPLITS"] * tiles, kv_heads), 384)
     o = memory(p.o, dtype, (p.tokens, p.heads, 256), (p.heads * 256, 256, 1))
     ends = flat(p.cu_seqlens, torch.int32, p.requests + 1).tolist()

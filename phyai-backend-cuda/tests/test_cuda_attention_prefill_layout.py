@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from phyai_backend_cuda.attention.prefill import HEAD_DIM, KEYS, ROWS, SLOTS, shared_bytes, tiles_of
+from phyai_backend_cuda.attention.paged import tiles_of
+from phyai_backend_cuda.attention.prefill import HEAD_DIM, KEYS, ROWS, SLOTS, shared_bytes
 
 Array = np.ndarray
 CHUNKS, Q_CHUNK = HEAD_DIM // 64, ROWS * 128
@@ -287,4 +288,4 @@ def test_a_block_fits() -> None:
 def test_tiles_cover_every_row() -> None:
     for tokens, requests in itertools.product((1, 15, 16, 17, 968), (1, 2, 7)):
         lengths = [tokens // requests + (i < tokens % requests) for i in range(requests)]
-        assert sum(-(-n * 8 // ROWS) for n in lengths) <= tiles_of(tokens, requests, 8)
+        assert sum(-(-n * 8 // ROWS) for n in lengths) <= tiles_of(tokens, requests, 8, ROWS)

@@ -10,27 +10,26 @@ import attrs
 import pytest
 import torch
 from hopper_simulation import memory
+from machine import Resources, granted
 from phyai.catalog import Catalog
 from phyai.environment import Environment
 from phyai.facts import Facts
 from phyai.kernel import Kernel
 from phyai.op import ArgSpec
 from phyai.ops import CORE_OPS
-from phyai.plugins import discover
 from phyai.testing.case import MEMORY, Case
 from phyai.testing.kit import examine, examine_call
 from phyai.testing.report import Outcome
-from phyai.testing.subject import Subject, about
 from phyai_backend_cuda.dense import fp8, gemm, product
 from phyai_backend_cuda.dense.product import ACTIVATIONS
 from phyai_backend_cuda.dense.tiles import MAX_COLUMNS, SHARED, Chip, cost, split_of, tile_for
 from phyai_backend_cuda.records.dense import KERNELS
+from phyai_backend_cuda.runtime import early
 from phyai_backend_cuda.runtime.nvrtc import SOURCES
 
 F = torch.nn.functional
 ON_GPU = torch.cuda.is_available()
 on_cpu = pytest.mark.skipif(ON_GPU, reason="the kernels themselves are tested where there is a GPU")
-CPU = Environment.detect("cpu", libraries=())
 H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.cupy": "14.2.0", "lib.triton": "3.6.0"})
 BY_ID: Mapping[str, Kernel] = {kernel.id: kernel for kernel in KERNELS}
 OPS = {op.name: op for op in CORE_OPS}
@@ -104,28 +103,14 @@ def simulated(monkeypatch: pytest.MonkeyPatch, correct_rounding: None) -> None:
     monkeypatch.setattr(product, "load", load)
     monkeypatch.setattr(product, "matrix_map", Matrix.of)
     monkeypatch.setattr(product, "current_stream", lambda: 0)
-    for module in (gemm, fp8):
+    for module in (early, gemm, fp8):
         monkeypatch.setattr(module, "settled", lambda: None)
-
-
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return discover()
-
-
-def subject_of(id: str, catalog: Catalog) -> Subject:
-    """The row with the device and its libraries granted."""
-    kernel = BY_ID[id]
-    claim = kernel.when.given({name: value for name, value in H200.items() if name.startswith(("device.", "lib."))})
-    here = attrs.evolve(kernel, when=claim)
-    all_kernels = tuple(here if k.id == id else k for k in catalog.kernels)
-    return Subject(here, about(here, attrs.evolve(catalog, kernels=all_kernels)), CPU)
 
 
 @on_cpu
 @pytest.mark.parametrize("id", BY_ID)
 def test_what_a_row_claims_it_computes(id: str, catalog: Catalog, simulated: None) -> None:
-    report = examine(subject_of(id, catalog), seconds=3, calls=40)
+    report = examine(granted(BY_ID[id], catalog, H200), seconds=3, calls=40)
     assert not [(check.name, check.reason, check.call) for check in report.checks if check.outcome is Outcome.FAILED]
     assert any(check.outcome is Outcome.PASSED for check in report.checks)
 
@@ -142,7 +127,7 @@ CALLS: list[tuple[str, ArgSpec]] = [
 @pytest.mark.parametrize(("id", "spec"), CALLS, ids=str)
 def test_every_form_of_memory(id: str, spec: ArgSpec, form: str, catalog: Catalog, simulated: None) -> None:
     case = attrs.evolve(Case.of(OPS[BY_ID[id].op], spec), memory=form).fitted(OPS[BY_ID[id].op])
-    report = examine_call(subject_of(id, catalog), case)
+    report = examine_call(granted(BY_ID[id], catalog, H200), case)
     assert not [c.reason for c in report.checks if c.outcome is Outcome.FAILED]
     assert any(c.outcome is Outcome.PASSED for c in report.checks)
 
@@ -153,6 +138,22 @@ def test_one_row_for_all_is_read_as_if_there_were_many(rows: int, simulated: Non
     x, weight = torch.randn(1, 24).bfloat16(), torch.randn(16, 24).bfloat16()
     y = product.Product(weight, None, Facts({}))(x[0].expand(rows, 24))
     torch.testing.assert_close(y, F.linear(x, weight).expand(rows, 16), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("rows", [None, (1, 768)])
+def test_what_cannot_be_compiled_is_told_when_it_is_prepared(
+    rows: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then another kernel takes its place; at the first call none would."""
+
+    def load(*_: Any, **__: Any) -> Simulated:
+        raise RuntimeError("the compiler refuses")
+
+    monkeypatch.setattr(product, "load", load)
+    resources = Resources()
+    resources.rows = rows
+    with pytest.raises(RuntimeError, match="the compiler refuses"):
+        gemm.prepare(Facts({}), {"weight": torch.zeros(16, 24).bfloat16()}, {}, resources)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)

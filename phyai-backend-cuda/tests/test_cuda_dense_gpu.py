@@ -13,7 +13,6 @@ from phyai.environment import Environment
 from phyai.facts import Facts
 from phyai.op import ArgSpec
 from phyai.ops import CORE_OPS
-from phyai.plugins import discover
 from phyai.testing.case import MEMORY, Case
 from phyai.testing.kit import examine_call
 from phyai.testing.report import Outcome
@@ -34,11 +33,6 @@ CALLS: list[tuple[str, ArgSpec]] = [
     ("cuda.gemm.dense_16bit", ArgSpec("", {"M": 140, "N": 1152, "K": 2056}, {"x": "fp16"})),
     ("cuda.mlp.dense_16bit", ArgSpec("", {"M": 6, "K": 72, "I": 136, "N": 40}, {}, {"activation": "gelu_tanh"})),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return discover()
 
 
 @pytest.mark.parametrize("form", MEMORY)

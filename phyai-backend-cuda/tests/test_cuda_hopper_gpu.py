@@ -15,7 +15,6 @@ from phyai.facts import Facts
 from phyai.kernel import Kernel
 from phyai.op import ArgSpec
 from phyai.ops import CORE_OPS
-from phyai.plugins import discover
 from phyai.quant.scheme import QuantScheme, TensorQuant
 from phyai.quant.weight import QuantizedWeight
 from phyai.testing.case import MEMORY, Case
@@ -85,11 +84,6 @@ CALLS: list[tuple[str, ArgSpec, TensorQuant | None]] = [
     ("cuda.attention.short", ArgSpec("", SHORT), None),
     ("cuda.attention.short", ArgSpec("", {**SHORT, "Sq": 130, "Sk": 256, "head_dim": 128}, {"q": "fp16"}), None),
 ]
-
-
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return discover()
 
 
 @pytest.mark.parametrize("form", MEMORY)

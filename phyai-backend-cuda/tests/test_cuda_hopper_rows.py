@@ -14,29 +14,27 @@ import attrs
 import pytest
 import torch
 from hopper_simulation import Map, Simulated, box_map
-from machine import Resources
+from machine import Resources, granted
 from phyai.catalog import Catalog
 from phyai.environment import Environment
 from phyai.facts import Facts
 from phyai.kernel import Kernel
 from phyai.op import ArgSpec
 from phyai.ops import CORE_OPS
-from phyai.plugins import discover
 from phyai.testing.case import MEMORY, Case
 from phyai.testing.kit import examine, examine_call
 from phyai.testing.report import Outcome
-from phyai.testing.subject import Subject, about
-from phyai_backend_cuda.attention import prefill, short, split
+from phyai_backend_cuda.attention import paged, prefill, short, split
 from phyai_backend_cuda.attention.split import cut_for
 from phyai_backend_cuda.norms import overlap
 from phyai_backend_cuda.records import attention, norms, skinny, skinny_fused
+from phyai_backend_cuda.runtime import early
 from phyai_backend_cuda.runtime.nvrtc import SOURCES
-from phyai_backend_cuda.skinny import gemm, heads, launch, mlp, residual
+from phyai_backend_cuda.skinny import gemm, launch
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the kernels themselves are tested where there is a GPU")
 
-CPU = Environment.detect("cpu", libraries=())
 H200 = Environment.simulated("h200", libraries=()).facts().replace({"lib.cupy": "14.2.0"})
 #: The kernels that are launched to overlap their neighbours.
 KERNELS = (*attention.KERNELS, *skinny.KERNELS, *skinny_fused.KERNELS, *norms.KERNELS)
@@ -52,30 +50,15 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (prefill, short, split, overlap, launch):
         monkeypatch.setattr(module, "load", load)
         monkeypatch.setattr(module, "current_stream", lambda: 0)
-    for module in (overlap, gemm, mlp, heads, residual):
-        monkeypatch.setattr(module, "settled", lambda: None)
+    monkeypatch.setattr(early, "settled", lambda: None)
     monkeypatch.setattr(short, "box_map", box_map)
-    monkeypatch.setattr(split, "on_device", torch.is_tensor)
+    monkeypatch.setattr(paged, "on_device", torch.is_tensor)
     monkeypatch.setattr(prefill, "box_map", Map)
-
-
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return discover()
-
-
-def subject_of(id: str, catalog: Catalog) -> Subject:
-    """The row with the device and its libraries granted."""
-    kernel = BY_ID[id]
-    claim = kernel.when.given({name: value for name, value in H200.items() if name.startswith(("device.", "lib."))})
-    here = attrs.evolve(kernel, when=claim)
-    all_kernels = tuple(here if k.id == id else k for k in catalog.kernels)
-    return Subject(here, about(here, attrs.evolve(catalog, kernels=all_kernels)), CPU)
 
 
 @pytest.mark.parametrize("id", BY_ID)
 def test_what_a_row_claims_it_computes(id: str, catalog: Catalog) -> None:
-    report = examine(subject_of(id, catalog), seconds=3, calls=40)
+    report = examine(granted(BY_ID[id], catalog, H200), seconds=3, calls=40)
     assert not [(check.name, check.reason, check.call) for check in report.checks if check.outcome is Outcome.FAILED]
     assert any(check.outcome is Outcome.PASSED for check in report.checks)
 
@@ -140,7 +123,7 @@ CALLS: list[tuple[str, ArgSpec]] = [
 @pytest.mark.parametrize(("id", "spec"), CALLS, ids=str)
 def test_every_form_of_memory(id: str, spec: ArgSpec, form: str, catalog: Catalog) -> None:
     case = attrs.evolve(Case.of(OPS[BY_ID[id].op], spec), memory=form).fitted(OPS[BY_ID[id].op])
-    report = examine_call(subject_of(id, catalog), case)
+    report = examine_call(granted(BY_ID[id], catalog, H200), case)
     assert not [c.reason for c in report.checks if c.outcome is Outcome.FAILED]
 
 
@@ -248,3 +231,13 @@ def test_no_block_ends_while_a_peer_may_push_to_it(source: str, arrive: str) -> 
     assert body.index(arrive) < body.index("cluster_wait();")
     assert body.index("cluster_wait();") < body.index("push4(") < body.index("mbar_wait(bar, 0);")
     assert "return" not in body
+
+
+def test_weights_are_waited_for_once_they_are_there_and_each_time_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[str] = []
+    monkeypatch.setattr(early, "settled", lambda: noted.append("waited"))
+    prepared = early.settling(torch.neg, lambda new: noted.append(new["weight"]))
+    assert prepared.run is torch.neg
+    assert prepared.refresh is not None
+    prepared.refresh({"weight": "written"})
+    assert noted == ["waited", "written", "waited"]

@@ -9,8 +9,9 @@ import sys
 import pytest
 from phyai.calls import call_facts, fill_dtypes
 from phyai.catalog import op_vocabulary
+from phyai.dims import bind_dims, dim_names, dim_size
 from phyai.facts import FactKind
-from phyai.op import ArgSpec, Op, bind_dims, dim_names, dim_size
+from phyai.op import ArgSpec, Op
 from phyai.ops import CORE_OPS
 from phyai.ops.shapes import COSMOS3, EXPERT, PREFIX, PREFIX_TOKENS, VISION
 

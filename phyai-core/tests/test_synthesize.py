@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from phyai.dims import bind_dims
 from phyai.errors import CallError
-from phyai.op import ArgSpec, Op, bind_dims
+from phyai.op import ArgSpec, Op
 from phyai.ops import CORE_OPS
 from phyai.synthesize import synthesize, torch_dtype
 

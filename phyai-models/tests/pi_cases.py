@@ -11,11 +11,20 @@ from phyai.engine import DeviceConfig, Engine, EngineArgs, EngineConfig, Runtime
 from phyai_models.layers import Scope
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.hosted import LerobotBatch
+from phyai_models.pi.inputs import (
+    Inputs,
+    blank_images,
+    lerobot_cameras,
+    lerobot_images,
+    lerobot_inputs,
+    small_on_host,
+)
 from phyai_models.pi.loading import model_class
 from phyai_models.pi.model import Savings
 from phyai_models.pi.precision import Precision
 from phyai_models.pi0 import PI0Args
 from phyai_models.pi05 import PI05Args
+from phyai_models.processors.checks import Checks
 from safetensors.torch import load_file, save_file
 
 DATA = Path(__file__).parent / "data"
@@ -156,3 +165,15 @@ def random_batch(
         "observation.language.attention_mask": torch.arange(tokens)[None] < lengths,
         "noise": torch.randn(batch, config.chunk_size, config.max_action_dim, generator=g),
     }
+
+
+def inputs_of(
+    batch: dict[str, torch.Tensor], config: PiConfig, noise: torch.Tensor | None = None, device: str = "cpu"
+) -> Inputs:
+    """A batch in lerobot's names as an engine makes it ready, its images on ``device``."""
+    checks, mask = Checks(torch.device(device)), lerobot_cameras(batch, config)
+    images = blank_images(mask, config, torch.device(device))
+    lerobot_images(batch, config, images, checks)
+    inputs = lerobot_inputs(small_on_host(batch), config, images, mask, noise)
+    checks.make()
+    return inputs

@@ -101,14 +101,14 @@ def counted_flops(work):
 def test_counts_equal_what_torch_counts_in_the_plain_implementation(tmp_path):
     """Products and attention only, at a small size; the plain implementation attends over masked keys as well."""
     from phyai_models.bench.plain import PlainPi
-    from phyai_models.pi.inputs import Inputs, from_lerobot
-    from pi_cases import random_batch, random_checkpoint
+    from phyai_models.pi.inputs import Inputs
+    from pi_cases import inputs_of, random_batch, random_checkpoint
     from safetensors.torch import load_file
 
     directory = random_checkpoint(tmp_path, "pi05", cameras=2)
     config = PiConfig.load(directory)
     plain = PlainPi(load_file(directory / "model.safetensors"), config, torch.float32)
-    inputs = from_lerobot(random_batch(directory, batch=1, tokens=7), config)
+    inputs = inputs_of(random_batch(directory, batch=1, tokens=7), config)
     given = [getattr(inputs, f.name) for f in attrs.fields(Inputs)]
     case = Case(config, 2, 7, steps=4)
     assert counted_flops(lambda: plain.image(inputs.images[0])) == vision(case).operations

@@ -13,8 +13,7 @@ from phyai_models.bench.floor import Case, Ceilings, Work, stages
 from phyai_models.bench.tape import Call, Tape, record_tape
 from phyai_models.bench.timeline import Span
 from phyai_models.bench.where import Timed, by_kind, profile_stage, rows_of, spans_of, split
-from phyai_models.pi.inputs import from_lerobot
-from pi_cases import engine, random_batch, random_checkpoint
+from pi_cases import engine, inputs_of, random_batch, random_checkpoint
 
 STATIC = RuntimeConfig("static", prompt_buckets=())
 
@@ -25,13 +24,13 @@ def hosted(request, tmp_path, catalog):
     directory = random_checkpoint(tmp_path, request.param, cameras=3)
     with engine(directory, catalog=catalog, runtime=STATIC) as running:
         runner = running.model.runner
-        inputs = from_lerobot(random_batch(directory, batch=1, tokens=7), runner.config)
+        inputs = inputs_of(random_batch(directory, batch=1, tokens=7), runner.config)
         program = runner.program(inputs, 3)
         program.load(inputs, replan=False)
         yield (
             running,
             program,
-            lambda seed: from_lerobot(random_batch(directory, batch=1, tokens=7, seed=seed), runner.config),
+            lambda seed: inputs_of(random_batch(directory, batch=1, tokens=7, seed=seed), runner.config),
         )
 
 
@@ -134,7 +133,7 @@ def test_a_quantized_product_counts_in_what_its_kernel_computes(scheme, kernels,
     policy = parse_policy(FEED_FORWARD % (scheme, kernels), catalog=catalog).policy
     with engine(directory, catalog=catalog, policy=policy, runtime=STATIC, dtype="bf16") as running:
         runner = running.model.runner
-        inputs = from_lerobot(random_batch(directory, batch=1, tokens=7), runner.config)
+        inputs = inputs_of(random_batch(directory, batch=1, tokens=7), runner.config)
         program = runner.program(inputs, 3)
         program.load(inputs, replan=False)
         program.compute()

@@ -22,6 +22,11 @@ def phyai(capsys, *words):
     return status, out, err
 
 
+def batch(capsys, directory, inputs, out, *more):
+    """``phyai run`` on a batch in lerobot's names."""
+    return phyai(capsys, "run", "pi05", "--checkpoint", directory, "--inputs", inputs, "--out", out, *more)
+
+
 @pytest.fixture
 def photographs(tmp_path):
     generator = np.random.RandomState(0)
@@ -71,10 +76,7 @@ def test_without_a_trace_only_actions_are_written(tmp_path, capsys):
 def test_savings_can_be_turned_off(tmp_path, capsys):
     directory, _, expected = case("pi05_a")
     out = tmp_path / "out.safetensors"
-    status, *_ = phyai(
-        capsys, "run", "pi05", "--checkpoint", directory, "--inputs", directory / "inputs.safetensors",
-        "--out", out, "--no-savings",
-    )  # fmt: skip
+    status, *_ = batch(capsys, directory, directory / "inputs.safetensors", out, "--no-savings")
     assert status == 0
     assert relative_error(load_file(out)["actions"], expected["actions"]) < 1e-5
 
@@ -166,17 +168,7 @@ def test_an_incomplete_observation_says_what_to_give(capsys, given):
 
 def test_another_family_than_the_checkpoints_is_refused(tmp_path, capsys):
     directory = case("pi0_a")[0]
-    status, _, err = phyai(
-        capsys,
-        "run",
-        "pi05",
-        "--checkpoint",
-        directory,
-        "--inputs",
-        directory / "inputs.safetensors",
-        "--out",
-        tmp_path / "o",
-    )
+    status, _, err = batch(capsys, directory, directory / "inputs.safetensors", tmp_path / "o")
     assert status == 1
     assert "is a pi0 checkpoint" in err
 
@@ -184,27 +176,14 @@ def test_another_family_than_the_checkpoints_is_refused(tmp_path, capsys):
 def test_damaged_inputs_are_refused(tmp_path, capsys):
     directory = case("pi05_a")[0]
     (tmp_path / "in.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
-    status, _, err = phyai(
-        capsys,
-        "run",
-        "pi05",
-        "--checkpoint",
-        directory,
-        "--inputs",
-        tmp_path / "in.safetensors",
-        "--out",
-        tmp_path / "o",
-    )
+    status, _, err = batch(capsys, directory, tmp_path / "in.safetensors", tmp_path / "o")
     assert status == 1
     assert "truncated" in err
 
 
 def test_an_output_that_cannot_be_written_is_said_and_leaves_nothing(tmp_path, capsys):
     directory = case("pi05_a")[0]
-    status, _, err = phyai(
-        capsys, "run", "pi05", "--checkpoint", directory, "--inputs", directory / "inputs.safetensors",
-        "--out", tmp_path / "no" / "o",
-    )  # fmt: skip
+    status, _, err = batch(capsys, directory, directory / "inputs.safetensors", tmp_path / "no" / "o")
     assert status == 1
     assert "cannot be written" in err
     assert "WARNING" not in err  # said before the model is loaded
@@ -214,9 +193,8 @@ def test_an_output_that_cannot_be_written_is_said_and_leaves_nothing(tmp_path, c
 def test_the_noise_of_the_inputs_is_optional(tmp_path, capsys):
     directory, inputs, _ = case("pi05_a")
     save_file({k: v for k, v in inputs.items() if k != "noise"}, tmp_path / "in.safetensors")
-    words = ["run", "pi05", "--checkpoint", directory, "--inputs", tmp_path / "in.safetensors", "--out"]
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        assert phyai(capsys, *words, tmp_path / name, "--seed", seed)[0] == 0
+        assert batch(capsys, directory, tmp_path / "in.safetensors", tmp_path / name, "--seed", seed)[0] == 0
     a, b, c = (load_file(tmp_path / name)["actions"] for name in "abc")
     assert torch.equal(a, b)
     assert not torch.equal(a, c)

@@ -11,6 +11,8 @@ from phyai.engine import EngineError, RuntimeConfig
 from phyai.engine.decisions import decision_rows
 from phyai.errors import InputError
 from phyai_models.pi.hosted import LerobotBatch, NewWeights
+from phyai_models.pi.inputs import TOKENS
+from phyai_models.pi.model import PiModel
 from phyai_models.pi05 import Observation
 from pi_cases import REFERENCE, case, engine, random_batch, random_checkpoint, relative_error
 
@@ -23,6 +25,13 @@ def observation(i, seed):
     words = ("wave", "pick up the coffee cup and put it on the saucer", "go left")[i]
     images = ({"base": IMAGES[0], "wrist": IMAGES[1]}, {"wrist": IMAGES[2]}, {"base": IMAGES[1]})[i]
     return Observation(images, words, [0.1 * i] * 8, noise)
+
+
+def raising(error):
+    def raise_it(*_, **__):
+        raise error
+
+    return raise_it
 
 
 def test_a_batch_equals_its_requests_alone(catalog):
@@ -59,6 +68,21 @@ def test_a_seed_makes_the_noise_reproducible(catalog):
     assert torch.equal(answers[0][1], answers[1][1])
     assert not torch.equal(answers[0][0], answers[0][1])
     assert not torch.equal(answers[0][0], answers[2][0])
+
+
+def test_a_refused_request_takes_no_noise_from_the_next(catalog, monkeypatch):
+    directory, inputs, _ = case("pi05_a")
+    tensors = {k: v for k, v in inputs.items() if k != "noise"}
+    with engine(directory, catalog=catalog, seed=1) as running:
+        want = running.step(LerobotBatch(tensors)).actions
+    with engine(directory, catalog=catalog, seed=1) as running:
+        with pytest.raises(InputError, match="vocabulary"):
+            running.step(LerobotBatch({**tensors, TOKENS: tensors[TOKENS] + 10**6}))
+        with monkeypatch.context() as patched:
+            patched.setattr(PiModel, "sample", raising(RuntimeError("while it was computed")))
+            with pytest.raises(RuntimeError, match="while it was computed"):
+                running.step(LerobotBatch(tensors))
+        assert torch.equal(running.step(LerobotBatch(tensors)).actions, want)
 
 
 def test_submitted_requests_give_what_steps_give(catalog):

@@ -1,12 +1,10 @@
 """π models on a GPU: one CUDA graph for a whole inference, held to the CPU at small size."""
 
-import gc
-
 import attrs
 import pytest
 import torch
 from phyai.engine import RuntimeConfig
-from phyai.errors import DeviceMemoryError, InputError
+from phyai.errors import InputError
 from phyai_models.bench.tape import record_tape
 from phyai_models.bench.where import spans_of
 from phyai_models.pi.config import PiConfig
@@ -18,10 +16,8 @@ from phyai_models.pi.inputs import (
     blank_images,
     camera_images,
     cameras_seen,
-    from_lerobot,
 )
 from phyai_models.processors.checks import Checks
-from phyai_models.runner import Aside, Mirror, memory_errors
 from pi_cases import (
     CASES,
     POLICIES,
@@ -30,6 +26,7 @@ from pi_cases import (
     case,
     cosine,
     engine,
+    inputs_of,
     random_batch,
     random_checkpoint,
     relative_error,
@@ -79,7 +76,7 @@ def test_images_are_made_ready_on_the_gpu_as_on_the_cpu(height, width):
     torch.testing.assert_close(got.cpu(), want, rtol=0, atol=1e-6)
     batch = {key: pixels, TOKENS: torch.zeros(2, 4, dtype=torch.int64), TOKEN_MASK: torch.ones(2, 4, dtype=torch.bool)}
     noise = torch.zeros(2, config.chunk_size, config.max_action_dim)
-    want, got = (from_lerobot(batch, config, noise, torch.device(device)).images for device in ("cpu", "cuda"))
+    want, got = (inputs_of(batch, config, noise, device).images for device in ("cpu", "cuda"))
     torch.testing.assert_close(got.cpu(), want, rtol=0, atol=1e-6)
 
 
@@ -201,24 +198,6 @@ def test_the_same_calls_without_call_sites_make_the_same_graph(tmp_path, catalog
         assert sum(map(len, each)) == len(spans) > len(running.dispatcher.sites)
 
 
-def test_running_out_of_memory_leaves_nothing_allocated():
-    gc.collect()  # what earlier tests left would otherwise be collected in between
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    held = []
-
-    def fill():
-        while True:
-            held.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda"))
-
-    with (
-        pytest.raises(DeviceMemoryError, match=r"filling needs 1000\.00 GB .* GB were still free"),
-        memory_errors(torch.device("cuda"), "filling", 10**12, "do not", held.clear),
-    ):
-        fill()
-    assert torch.cuda.memory_allocated() == before
-
-
 def test_recordings_are_made_anew_after_all_of_them_went(tmp_path, catalog):
     directory = random_checkpoint(tmp_path, "pi05")
     batch = random_batch(directory, batch=1, tokens=3)
@@ -275,32 +254,3 @@ def test_requests_that_nobody_waits_for_keep_their_own_inputs(place, tmp_path, c
                 tensor.zero_()
         for one, other in zip(got, want, strict=True):
             assert torch.equal(one[..., : config.action_dim].cpu(), other)
-
-
-def test_what_comes_before_a_name_is_copied_when_it_is_the_last():
-    mirror = Mirror({"a": (torch.int64, 4), "b": (torch.float32, 100), "c": (torch.int32, 8)}, torch.device("cuda"))
-    for tensor in mirror.host.values():
-        tensor.fill_(1)
-    mirror.upload("b")
-    assert [int(tensor.sum()) for tensor in mirror.device.values()] == [4, 100, 0]
-    mirror.upload()
-    assert [int(tensor.sum()) for tensor in mirror.device.values()] == [4, 100, 8]
-
-
-def test_work_beside_other_work_comes_behind_the_fork_and_is_waited_for():
-    aside, late = Aside(torch.device("cuda")), torch.zeros(1 << 20, device="cuda")
-    torch.cuda._sleep(20_000_000)
-    late.fill_(1)
-    aside.fork()
-    torch.cuda._sleep(20_000_000)
-
-    def fails():
-        with aside.beside():
-            late.mul_(3)  # would be zero, had it come before the fork
-            torch.cuda._sleep(20_000_000)
-            late.add_(1)
-            raise ValueError("halfway")
-
-    with pytest.raises(ValueError, match="halfway"):
-        fails()
-    assert int(late.sum()) == 4 << 20

@@ -5,7 +5,7 @@ import pytest
 import torch
 from phyai_models.bench.plain import PlainPi
 from phyai_models.pi.config import PiConfig
-from phyai_models.pi.inputs import Inputs, from_lerobot
+from phyai_models.pi.inputs import Inputs
 from pi_cases import (
     CASES,
     POLICIES,
@@ -15,6 +15,7 @@ from pi_cases import (
     case,
     copy_case,
     cosine,
+    inputs_of,
     random_batch,
     random_checkpoint,
     relative_error,
@@ -26,7 +27,7 @@ from safetensors.torch import load_file
 def plain(directory, tensors, *, dtype=torch.float64, steps=None, sdpa=False):
     config = PiConfig.load(directory)
     model = PlainPi(load_file(directory / "model.safetensors"), config, dtype, sdpa=sdpa)
-    inputs = from_lerobot(tensors, config)
+    inputs = inputs_of(tensors, config)
     stages = {}
     actions = model(
         *(getattr(inputs, f.name) for f in attrs.fields(Inputs)),

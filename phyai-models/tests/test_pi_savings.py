@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 import torch
+from phyai_models.pi.eager import layout_of
 from phyai_models.pi.layout import make_layout
 from phyai_models.pi.model import Savings
-from pi_cases import engine, random_batch, random_checkpoint, relative_error, run
+from pi_cases import engine, inputs_of, random_batch, random_checkpoint, relative_error, run
 
 SWITCHES = ("drop_masked", "skip_last_layer", "hoist_conditions")
 
@@ -39,10 +40,8 @@ def test_dropping_saves_rows(tmp_path, catalog):
     rows = {}
     for savings in (Savings(), Savings(drop_masked=False)):
         with engine(directory, catalog=catalog, savings=savings) as running:
-            from phyai_models.pi.inputs import from_lerobot
-
-            runner = running.model.runner
-            rows[savings.drop_masked] = len(runner.layout(from_lerobot(batch, runner.config)).gather)
+            model = running.model.runner.model
+            rows[savings.drop_masked] = len(layout_of(model, inputs_of(batch, model.config)).gather)
     assert rows == {True: 4 + 3, False: 3 * 4 + 7}
 
 

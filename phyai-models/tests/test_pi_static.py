@@ -7,9 +7,9 @@ from phyai.engine import RuntimeConfig
 from phyai.errors import CallError, InputError
 from phyai.policy import load_policy
 from phyai_models.pi.hosted import DeviceBatch, LerobotBatch
-from phyai_models.pi.inputs import STATE, from_lerobot
+from phyai_models.pi.inputs import STATE
 from phyai_models.pi.model import Savings
-from pi_cases import CASES, case, engine, random_batch, random_checkpoint, relative_error
+from pi_cases import CASES, case, engine, inputs_of, random_batch, random_checkpoint, relative_error
 
 STATIC = RuntimeConfig("static", prompt_buckets=(4, 8))
 
@@ -55,7 +55,7 @@ def test_what_fills_up_a_bucket_changes_nothing(tmp_path, catalog):
 def test_missing_cameras_between_others_are_left_out(tmp_path, catalog):
     directory = random_checkpoint(tmp_path, "pi05", cameras=3)
     with engine(directory, catalog=catalog) as eager, engine(directory, catalog=catalog, runtime=STATIC) as static:
-        inputs = from_lerobot(random_batch(directory, batch=2), eager.model.config)
+        inputs = inputs_of(random_batch(directory, batch=2), eager.model.config)
         inputs = attrs.evolve(inputs, camera_mask=torch.tensor([[False, True, True], [True, False, False]]))
         want, got = eager.model.runner(inputs, 3), static.model.runner(inputs, 3)
         assert static.model.runner.shape(inputs, 3).cameras == 2
@@ -261,7 +261,7 @@ def test_a_request_that_fails_on_the_way_in_leaves_no_lengths_behind(tmp_path, c
         actions(running, short)
         runner = running.model.runner
         program = next(iter(runner._programs.values()))
-        inputs = from_lerobot(long, runner.config, None)
+        inputs = inputs_of(long, runner.config, None)
         with pytest.raises(RuntimeError):
             program.load(attrs.evolve(inputs, noise=inputs.noise[:, :1, :1].expand(1, 2, 3)), replan=False)
         assert relative_error(actions(running, long), want) < 1e-6

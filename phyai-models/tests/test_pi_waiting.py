@@ -11,13 +11,13 @@ from phyai.engine import RuntimeConfig
 from phyai.errors import InputError
 from phyai_models.pi.config import PiConfig
 from phyai_models.pi.hosted import LerobotBatch
-from phyai_models.pi.inputs import TOKENS, finite, from_lerobot
+from phyai_models.pi.inputs import TOKENS, finite
 from phyai_models.pi.program import Program
 from phyai_models.pi.vision_program import VisionProgram
 from phyai_models.processors.checks import Checks
 from phyai_models.processors.images import place_images, preprocess
 from phyai_models.runner import Mirror
-from pi_cases import engine, random_batch, random_checkpoint, relative_error
+from pi_cases import engine, inputs_of, random_batch, random_checkpoint, relative_error
 
 STATIC = RuntimeConfig("static", prompt_buckets=(4, 8))
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -105,7 +105,7 @@ def test_images_are_those_of_the_request_whatever_was_looked_at_before(tmp_path,
     one, other = (random_batch(directory, batch=1, tokens=3, seed=seed) for seed in range(2))
     with engine(directory, catalog=catalog, runtime=STATIC) as running:
         runner, config = running.model.runner, running.model.config
-        inputs, others = from_lerobot(one, config), from_lerobot(other, config)
+        inputs, others = inputs_of(one, config), inputs_of(other, config)
         want = runner(inputs, 3)
         assert runner.look(others.images, others.camera_mask) is not None
         assert torch.equal(runner(inputs, 3), want)
@@ -115,7 +115,7 @@ def test_images_are_those_of_the_request_whatever_was_looked_at_before(tmp_path,
 def test_nothing_is_looked_at_where_nothing_is_recorded(tmp_path, catalog):
     directory = random_checkpoint(tmp_path, "pi05")
     config = PiConfig.load(directory)
-    inputs = [from_lerobot(random_batch(directory, batch=batch, tokens=3), config) for batch in (1, 2)]
+    inputs = [inputs_of(random_batch(directory, batch=batch, tokens=3), config) for batch in (1, 2)]
     with engine(directory, catalog=catalog, runtime=STATIC) as running:
         runner = running.model.runner
         assert runner.look(inputs[0].images, inputs[0].camera_mask) is None

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from phyai.calls import attributes, call_facts, fill_dtypes
+from phyai.dims import dim_size
 from phyai.errors import CallError
 from phyai.facts import Facts
-from phyai.op import FLOATS, ArgSpec, Op, Tensor, dim_size
+from phyai.op import FLOATS, ArgSpec, Op, Tensor
 from phyai.targets import load as load_target
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import torch
 from phyai.facts import Facts, number, whole
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.attention.split import PLAN_KEY, Metadata, planner
+from phyai_backend_cuda.attention.paged import Metadata, prepared, tiles_of
 from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load
-from phyai_backend_cuda.runtime.memory import described, gapless, output, settle
+from phyai_backend_cuda.runtime.memory import described
 from phyai_backend_cuda.runtime.tensor_map import box_map
 
 ROWS, HEAD_DIM, THREADS = 128, 256, 384  # rows (queries × heads of one key head) and threads of a block
@@ -36,15 +36,6 @@ def shared_bytes(splits: int) -> int:
     """Queries, the ring of tiles, what blocks exchange beside sums, barriers."""
     exchanged = 128 * 16 if splits > 1 else 0
     return (ROWS + SLOTS * KEYS) * HEAD_DIM * 2 + exchanged + 8 * (2 * SLOTS + HEAD_DIM // 64 + 1)
-
-
-def tiles_of(tokens: int, requests: int, group: int) -> int:
-    """At most how many tiles of 128 rows the requests have, whatever their lengths.
-
-    >>> tiles_of(968, 1, 8), tiles_of(200, 2, 8), tiles_of(1, 9, 8)
-    (61, 14, 1)
-    """
-    return (tokens * group + min(requests, tokens) * (ROWS - 1)) // ROWS
 
 
 def splits_for(tiles: int, processors: int) -> int:
@@ -71,26 +62,15 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
 
     kernel(int(params.get("splits") or 2))  # what does not compile is known now; a batch's other one at its first call
 
-    def run(
-        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None = None,
-        state: Metadata | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        assert state is not None, "attention_paged runs with the state that plan(metadata) returned"
-        y = output(q, out)
-        o = gapless(y)
-        if not state.requests:
-            o.zero_()
-        elif len(q):
-            q, k, v = described(q), described(k_cache), described(v_cache)
-            cu_seqlens, _, indices, last = (t.data_ptr() for t in state.tensors)
-            arguments = (
-                box_map(q, (ROWS // group, group)), box_map(k, (1, KEYS, 1)), box_map(v, (1, KEYS, 1)),
-                Params(cu_seqlens, indices, last, o.data_ptr(), len(q), state.requests, heads, factor),
-            )  # fmt: skip
-            tiles = tiles_of(len(q), state.requests, group)
-            splits = int(params.get("splits") or splits_for(tiles * kv_heads, processors))
-            kernel(splits).launch((splits * tiles, kv_heads), THREADS, arguments, current_stream(), overlap=True)
-        settle(y, o)
-        return y
+    def launch(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, o: torch.Tensor, state: Metadata) -> None:
+        q, k, v = described(q), described(k_cache), described(v_cache)
+        cu_seqlens, _, indices, last = (t.data_ptr() for t in state.tensors)
+        arguments = (
+            box_map(q, (ROWS // group, group)), box_map(k, (1, KEYS, 1)), box_map(v, (1, KEYS, 1)),
+            Params(cu_seqlens, indices, last, o.data_ptr(), len(q), state.requests, heads, factor),
+        )  # fmt: skip
+        tiles = tiles_of(len(q), state.requests, group, ROWS)
+        splits = int(params.get("splits") or splits_for(tiles * kv_heads, processors))
+        kernel(splits).launch((splits * tiles, kv_heads), THREADS, arguments, current_stream(), overlap=True)
 
-    return Prepared(run, plan=planner(resources), plan_key=PLAN_KEY)
+    return prepared(launch, resources)

@@ -16,14 +16,13 @@ import torch
 from phyai.facts import Facts, number, whole
 from phyai.kernel import Prepared, Resources
 
+from phyai_backend_cuda.attention.paged import Metadata, prepared, tiles_of
 from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load
-from phyai_backend_cuda.runtime.memory import gapless, output, readable, settle
+from phyai_backend_cuda.runtime.memory import readable
 
 WIDEST, FIXED_SPLITS = 16, 8  # a cluster of 16 blocks does not fit on every chip
 SPLITS = (8, 4, 2, 1)
 ROWS, TILE, THREADS = 64, 8192, 128  # rows of a cluster; bytes of 64 rows of 64; threads of a block
-PLAN_KEY = "cuda.attention_paged.metadata"
-METADATA = ("cu_seqlens_q", "kv_indptr", "kv_indices", "last_page_len")
 
 
 class Params(ctypes.Structure):
@@ -36,17 +35,6 @@ class Params(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("tokens", "requests", "page_size", "heads", "causal", "window")),
         ("scale", ctypes.c_float), ("cap", ctypes.c_float),
     )  # fmt: skip
-
-
-@attrs.frozen
-class Metadata:
-    """The four metadata tensors, int32 on the device: the caller's own, or copies that every plan writes anew."""
-
-    tensors: tuple[torch.Tensor, ...]
-
-    @property
-    def requests(self) -> int:
-        return len(self.tensors[3])
 
 
 @attrs.frozen(kw_only=True)
@@ -67,15 +55,6 @@ class Scores:
         )  # fmt: skip
 
 
-def tiles_of(tokens: int, requests: int, group: int) -> int:
-    """At most how many tiles of 64 rows the requests have, whatever their lengths.
-
-    >>> tiles_of(50, 1, 8), tiles_of(100, 2, 8), tiles_of(1, 100, 8)
-    (7, 14, 1)
-    """
-    return (tokens * group + min(requests, tokens) * (ROWS - 1)) // ROWS
-
-
 def cut_for(clusters: int, processors: int, widest: int) -> tuple[int, int]:
     """Blocks to a cluster, and tiles of keys that each has in flight: what measured fastest on an H200.
 
@@ -91,11 +70,6 @@ def cut_for(clusters: int, processors: int, widest: int) -> tuple[int, int]:
     return next((s for s in SPLITS if s * clusters <= 2 * processors), 1), 2 if 8 * clusters <= processors else 1
 
 
-def on_device(t: torch.Tensor) -> bool:
-    """Whether the kernel can read it where it is."""
-    return t.is_cuda
-
-
 def params_of(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, metadata: Metadata, scores: Scores
 ) -> Params:
@@ -105,26 +79,6 @@ def params_of(
         k.stride(2), v.stride(2), len(q), metadata.requests, k.shape[1], q.shape[1], scores.causal, scores.window,
         scores.scale, scores.soft_cap,
     )  # fmt: skip
-
-
-def planner(resources: Resources) -> Callable[[Mapping[str, torch.Tensor]], Metadata]:
-    """``plan`` of a kernel that reads the metadata on the device: nothing of theirs is fixed."""
-
-    def plan(metadata: Mapping[str, torch.Tensor]) -> Metadata:
-        given = [metadata[name] for name in METADATA]
-        if all(on_device(t) and t.is_contiguous() for t in given):
-            return Metadata(tuple(given))
-        key = (PLAN_KEY, *((t.data_ptr(), t.numel()) for t in given))
-
-        def make() -> Metadata:
-            return Metadata(tuple(torch.empty(t.shape, dtype=torch.int32, device="cuda") for t in given))
-
-        held: Metadata = resources.shared(key, make)
-        for own, t in zip(held.tensors, given, strict=True):
-            own.copy_(t)
-        return held
-
-    return plan
 
 
 def _prepare(
@@ -147,26 +101,15 @@ def _prepare(
     first = kernel(*cut(1, 1))
     widest = first.clusters(THREADS) if first.cluster == WIDEST else 0
 
-    def run(
-        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None = None,
-        state: Metadata | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        assert state is not None, "attention_paged runs with the state that plan(metadata) returned"
-        y = output(q, out)
-        o = gapless(y)
-        if not state.requests:
-            o.zero_()
-        elif len(q):
-            tiles = tiles_of(len(q), state.requests, group)
-            splits, stages = cut(tiles * kv_heads, widest)
-            held = readable(q.contiguous()), readable(k_cache), readable(v_cache)
-            arguments = params_of(*held, o, state, scores)
-            grid = (splits, tiles, kv_heads)
-            kernel(splits, stages).launch(grid, THREADS, (arguments,), current_stream(), overlap=overlap)
-        settle(y, o)
-        return y
+    def launch(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, o: torch.Tensor, state: Metadata) -> None:
+        tiles = tiles_of(len(q), state.requests, group, ROWS)
+        splits, stages = cut(tiles * kv_heads, widest)
+        held = readable(q.contiguous()), readable(k_cache), readable(v_cache)
+        arguments = params_of(*held, o, state, scores)
+        grid = (splits, tiles, kv_heads)
+        kernel(splits, stages).launch(grid, THREADS, (arguments,), current_stream(), overlap=overlap)
 
-    return Prepared(run, plan=planner(resources), plan_key=PLAN_KEY)
+    return prepared(launch, resources)
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:

@@ -10,22 +10,12 @@ from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.dense.product import Product
+from phyai_backend_cuda.runtime.early import prepared_gemm
 from phyai_backend_cuda.runtime.launch import settled
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    product = Product(weights["weight"], weights.get("bias"), facts)
-    product.load(resources.rows)
-    settled()
-
-    def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        return product(x, out)
-
-    def refresh(new: Mapping[str, Any]) -> None:
-        product.refresh(new["weight"], new.get("bias"))
-        settled()
-
-    return Prepared(run, refresh=refresh)
+    return prepared_gemm(Product(weights["weight"], weights.get("bias"), facts), resources.rows)
 
 
 def prepare_mlp(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:

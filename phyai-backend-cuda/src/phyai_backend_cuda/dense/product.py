@@ -36,8 +36,8 @@ class Product:
         self._chosen: dict[int, tuple[Tile, Kernel]] = {}
 
     def load(self, rows: tuple[int, int] | None) -> None:
-        """Compile for the least and the greatest number of rows of the site's calls, where they are known."""
-        for count in rows or ():
+        """Compile for the least and the greatest number of rows of the site's calls; for one where nothing is said."""
+        for count in rows or (1,):
             self.chosen(max(1, count))
 
     def chosen(self, rows: int) -> tuple[Tile, Kernel]:

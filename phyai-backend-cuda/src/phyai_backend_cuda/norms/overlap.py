@@ -16,7 +16,8 @@ from phyai.facts import Facts, number, whole
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.norms.calls import run_of
-from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load, settled
+from phyai_backend_cuda.runtime.early import settling
+from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load
 from phyai_backend_cuda.runtime.memory import aligned, output, placed, readable, rows_of, settle
 
 
@@ -66,7 +67,6 @@ def prepare_rms_norm(
     weight = weights.get("weight")
     if weight is not None:
         weight = aligned(weight)
-    settled()
 
     def norm(x: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
         y = output(x, out)
@@ -82,9 +82,8 @@ def prepare_rms_norm(
     def refresh(new: Mapping[str, Any]) -> None:
         if weight is not None:
             weight.copy_(new["weight"])
-        settled()
 
-    return Prepared(run_of(norm, add=add), refresh=refresh)
+    return settling(run_of(norm, add=add), refresh)
 
 
 prepare_rms_norm_add = functools.partial(prepare_rms_norm, add=True)

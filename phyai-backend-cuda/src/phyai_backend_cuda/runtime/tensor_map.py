@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -48,15 +49,23 @@ def box_map(tensor: torch.Tensor, box: Sequence[int], row_bytes: int = 128) -> T
     Raises:
         RuntimeError: the driver refuses such a tensor.
     """
-    size, rank = tensor.element_size(), tensor.dim()
+    return _encoded(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tuple(box), row_bytes)
+
+
+@functools.lru_cache(4096)  # over 10 us of the host each; they say where memory lies, not what is in it
+def _encoded(
+    pointer: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...],
+    row_bytes: int,
+) -> TensorMap:  # fmt: skip
+    size, rank = dtype.itemsize, len(shape)
     raw = ctypes.create_string_buffer(BYTES + ALIGNMENT)
     place = ctypes.addressof(raw) + -ctypes.addressof(raw) % ALIGNMENT
     code = driver().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(place), ctypes.c_int(data_types()[tensor.dtype]), ctypes.c_uint(rank),
-        ctypes.c_void_p(tensor.data_ptr()), (ctypes.c_uint64 * rank)(*reversed(tensor.shape)),
-        (ctypes.c_uint64 * (rank - 1))(*(step * size for step in reversed(tensor.stride()[:-1]))),
+        ctypes.c_void_p(place), ctypes.c_int(data_types()[dtype]), ctypes.c_uint(rank),
+        ctypes.c_void_p(pointer), (ctypes.c_uint64 * rank)(*reversed(shape)),
+        (ctypes.c_uint64 * (rank - 1))(*(step * size for step in reversed(strides[:-1]))),
         (ctypes.c_uint32 * rank)(row_bytes // size, *reversed(box)), (ctypes.c_uint32 * rank)(*[1] * rank),
         ctypes.c_int(0), ctypes.c_int(SWIZZLES[row_bytes]), ctypes.c_int(L2_256B), ctypes.c_int(0),
     )  # fmt: skip
-    check(code, f"describing a tensor of {' x '.join(map(str, tensor.shape))}")
+    check(code, f"describing a tensor of {' x '.join(map(str, shape))}")
     return TensorMap.from_buffer_copy(ctypes.string_at(place, BYTES))

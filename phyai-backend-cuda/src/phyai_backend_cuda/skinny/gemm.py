@@ -12,7 +12,7 @@ from phyai.facts import Facts, whole
 from phyai.kernel import Prepared, Resources
 from phyai.quant.weight import QuantizedWeight
 
-from phyai_backend_cuda.runtime.launch import settled
+from phyai_backend_cuda.runtime.early import prepared_gemm
 from phyai_backend_cuda.runtime.memory import aligned, output, placed, readable, settle
 from phyai_backend_cuda.skinny.launch import CHUNK, MAX_ROWS, Shape, launch, shape_for
 
@@ -91,15 +91,4 @@ def cut_of(weight: Any, facts: Facts, params: Mapping[str, Any], **epilogue: Any
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
-    product = Product(weights["weight"], weights.get("bias"), facts, params)
-    product.load(resources.rows)
-    settled()
-
-    def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        return product(x, out)
-
-    def refresh(new: Mapping[str, Any]) -> None:
-        product.refresh(new["weight"], new.get("bias"))
-        settled()
-
-    return Prepared(run, refresh=refresh)
+    return prepared_gemm(Product(weights["weight"], weights.get("bias"), facts, params), resources.rows)

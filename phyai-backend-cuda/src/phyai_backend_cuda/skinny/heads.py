@@ -11,7 +11,7 @@ import torch
 from phyai.facts import Facts, whole
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.runtime.launch import settled
+from phyai_backend_cuda.runtime.early import settling
 from phyai_backend_cuda.runtime.memory import aligned, output
 from phyai_backend_cuda.skinny.epilogues import Heads, head_arguments
 from phyai_backend_cuda.skinny.gemm import Product
@@ -26,7 +26,6 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     product = Product(weights["weight"], weights.get("bias"), facts, params, heads=heads)
     product.load(resources.rows)
     cos_sin = aligned(weights["cos_sin"])
-    settled()
 
     def run(
         x: torch.Tensor, positions: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor,
@@ -53,9 +52,8 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     def refresh(new: Mapping[str, Any]) -> None:
         product.refresh(new["weight"], new.get("bias"))
         cos_sin.copy_(new["cos_sin"])
-        settled()
 
-    return Prepared(run, refresh=refresh)
+    return settling(run, refresh)
 
 
 def pairwise(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.runtime.launch import settled
+from phyai_backend_cuda.runtime.early import settling
 from phyai_backend_cuda.skinny.gemm import Product
 
 
@@ -21,7 +21,6 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     down = Product(weights["down"], None, facts)
     for product in (gate_up, down):
         product.load(resources.rows)
-    settled()
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         return down(gate_up(x), out)
@@ -29,6 +28,5 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     def refresh(new: Mapping[str, Any]) -> None:
         gate_up.refresh(new["gate_up"], None)
         down.refresh(new["down"], None)
-        settled()
 
-    return Prepared(run, refresh=refresh)
+    return settling(run, refresh)

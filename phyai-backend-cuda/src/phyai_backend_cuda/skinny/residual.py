@@ -11,7 +11,7 @@ import torch
 from phyai.facts import Facts
 from phyai.kernel import Prepared, Resources
 
-from phyai_backend_cuda.runtime.launch import settled
+from phyai_backend_cuda.runtime.early import settling
 from phyai_backend_cuda.runtime.memory import output, placed, readable, rows_of, settle
 from phyai_backend_cuda.skinny.epilogues import residual_arguments
 from phyai_backend_cuda.skinny.gemm import Product
@@ -20,7 +20,6 @@ from phyai_backend_cuda.skinny.gemm import Product
 def prepare_gemm(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     product = Product(weights["weight"], weights.get("bias"), facts, params, residual=True)
     product.load(resources.rows)
-    settled()
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, gate: torch.Tensor, out: torch.Tensor | None = None,
@@ -30,9 +29,8 @@ def prepare_gemm(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, 
 
     def refresh(new: Mapping[str, Any]) -> None:
         product.refresh(new["weight"], new.get("bias"))
-        settled()
 
-    return Prepared(run, refresh=refresh)
+    return settling(run, refresh)
 
 
 def prepare_mlp(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
@@ -40,7 +38,6 @@ def prepare_mlp(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, A
     down = Product(weights["down"], None, facts, residual=True)
     for product in (gate_up, down):
         product.load(resources.rows)
-    settled()
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, gate: torch.Tensor, out: torch.Tensor | None = None,
@@ -51,9 +48,8 @@ def prepare_mlp(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, A
     def refresh(new: Mapping[str, Any]) -> None:
         gate_up.refresh(new["gate_up"], None)
         down.refresh(new["down"], None)
-        settled()
 
-    return Prepared(run, refresh=refresh)
+    return settling(run, refresh)
 
 
 def added(

@@ -12,34 +12,23 @@ from phyai.kernel import Prepared, Resources
 from phyai.refresh import in_place
 
 from phyai_backend_reference.numerics import attribute, give
-from phyai_backend_reference.reference.conv import per_axis
+from phyai_backend_reference.reference.conv import Steps
 
 
-def convolution(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-) -> torch.Tensor:
+def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, steps: Steps) -> torch.Tensor:
     """torch's convolution, deterministic and without TF32, whatever the process's settings are."""
     return torch.ops.aten._convolution(
-        x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups, False, True, True, False
-    )
+        x, weight, bias, steps.stride, steps.padding, steps.dilation, False, [0] * len(steps.stride), steps.groups,
+        False, True, True, False,
+    )  # fmt: skip
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     weight, bias = weights["weight"], weights.get("bias")
-    axes = weight.dim() - 2
-    stride, padding, dilation = (
-        per_axis(facts, name, default, axes) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
-    )
-    groups = attribute(facts, "groups", 1)
+    steps = Steps.of(facts, weight.dim() - 2)
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
-        return give(convolution(x, weight, bias, stride, padding, dilation, groups), x.dtype, out)
+        return give(convolution(x, weight, bias, steps), x.dtype, out)
 
     return Prepared(run, refresh=in_place(weights))
 
@@ -81,6 +70,7 @@ def prepare_causal(
 ) -> Prepared:
     weight, bias = weights["weight"], weights.get("bias")
     channels, width = weight.shape
+    steps = Steps((1,), (0,), (1,), channels)
     silu = attribute(facts, "activation", None) == "silu"
 
     def run(
@@ -88,7 +78,7 @@ def prepare_causal(
     ) -> torch.Tensor:
         full = F.pad(x, (width - 1, 0)) if conv_state is None else torch.cat((conv_state, x), dim=-1)
         if x.numel():
-            y = convolution(full, weight[:, None], bias, (1,), (0,), (1,), channels)
+            y = convolution(full, weight[:, None], bias, steps)
         else:
             y = torch.empty_like(x)
         if conv_state is not None:

@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from phyai.calls import call_facts
+from phyai.dims import bind_dims, dim_names
 from phyai.dispatch.reader import dtype_name, input_dims
 from phyai.errors import CallError
 from phyai.facts import Facts
-from phyai.op import Op, Tensor, bind_dims, dim_names
+from phyai.op import Op, Tensor
 
 
 def static_facts(

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phyai.calls import checked
+from phyai.dims import bind_dims, dim_names, dim_size
 from phyai.dispatch.reader import dtype_name
 from phyai.errors import CallError
 from phyai.facts import Facts
-from phyai.op import ArgSpec, Op, Tensor, bind_dims, dim_names, dim_size
+from phyai.op import ArgSpec, Op, Tensor
 
 #: The size of a dimension that is not known: no op's ``fit`` comes to it by itself.
 _UNKNOWN = (1 << 31) - 1

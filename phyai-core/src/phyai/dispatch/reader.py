@@ -10,9 +10,10 @@ from keyword import iskeyword
 from typing import Any
 
 from phyai.calls import checked, with_derived
+from phyai.dims import bind_dims, dim_names
 from phyai.errors import CallError, DeclarationError
 from phyai.facts import Facts, canonical_dtype
-from phyai.op import Op, Tensor, bind_dims, dim_names
+from phyai.op import Op, Tensor
 
 #: A guard forgets its shortcuts beyond so many, so that varied shapes cannot fill the memory.
 MAX_SHORTCUTS = 4096

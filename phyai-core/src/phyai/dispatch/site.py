@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from phyai.decision import Decision
+from phyai.dims import bind_dims
 from phyai.dispatch.layouts import Lowering
 from phyai.dispatch.memo import Cells, Entry, Memo, open_facts
 from phyai.dispatch.outputs import Outputs
@@ -20,7 +21,7 @@ from phyai.dispatch.shortcuts import Shortcuts
 from phyai.errors import CallError, FrozenSiteError
 from phyai.facts import Facts
 from phyai.kernel import Capture, Kernel, Prepared
-from phyai.op import Op, bind_dims
+from phyai.op import Op
 from phyai.policy import Policy
 from phyai.refresh import renewed
 from phyai.resolver.parts import Parts, chained_parts

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from phyai.dims import dim_names
 from phyai.errors import DeclarationError
-from phyai.op import ArgSpec, Op, Part, dim_names
+from phyai.op import ArgSpec, Op, Part
 
 _KINDS = ("input", "weight", "output", "metadata")
 

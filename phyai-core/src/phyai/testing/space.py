@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 import attrs
 
+from phyai.dims import dim_names, dim_size
 from phyai.environment import Environment
 from phyai.errors import PhyAIError
 from phyai.facts import FactKind, FactSpec, Vocabulary
-from phyai.op import ArgSpec, Op, dim_names, dim_size
+from phyai.op import ArgSpec, Op
 from phyai.predicates import FALSE, AnyOf, Literal, Predicate
 from phyai.predicates._domains import Absent, find_value
 from phyai.quant.formats import PLAIN, QuantFormat, holding

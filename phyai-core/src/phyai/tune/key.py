@@ -17,10 +17,11 @@ import attrs
 
 from phyai.catalog import Catalog
 from phyai.composite import is_decomposition
+from phyai.dims import dim_names
 from phyai.dispatch.reader import input_dims
 from phyai.environment import Environment
 from phyai.facts import Facts, FactValue
-from phyai.op import Op, dim_names
+from phyai.op import Op
 from phyai.predicates import TRUE, Predicate, all_of, match, none_of
 
 #: Facts that say where a call runs: the store and the stamp have them.

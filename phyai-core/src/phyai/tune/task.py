@@ -14,10 +14,10 @@ import attrs
 
 from phyai.calls import call_facts
 from phyai.catalog import Catalog
+from phyai.dims import bind_dims
 from phyai.dispatch import Dispatcher, Site
 from phyai.environment import Environment
 from phyai.facts import Facts, FactValue
-from phyai.op import bind_dims
 from phyai.quant.scheme import QuantScheme
 from phyai.testing.case import Case
 from phyai.tune.key import CallKey, hidden_dims

@@ -123,11 +123,19 @@ class HostedPi:
 
     @torch.inference_mode(False)
     def step(self, request: Any) -> Any:
-        """Answer one request; see the class.
+        """Answer one request; see the class. One that is not answered takes no noise from the next.
 
         Raises:
             InputError: the request does not fit the model.
         """
+        noise = self._generator.get_state()
+        try:
+            return self._answer(request)
+        except BaseException:
+            self._generator.set_state(noise)
+            raise
+
+    def _answer(self, request: Any) -> Any:
         if isinstance(request, NewWeights):
             return self._renew(request)
         if self._mixed:

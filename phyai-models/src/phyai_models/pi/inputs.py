@@ -61,26 +61,6 @@ class Inputs:
         return self.tokens.shape[0]
 
 
-def from_lerobot(
-    batch: Mapping[str, torch.Tensor], config: PiConfig, noise: torch.Tensor | None = None, device: torch.device = CPU
-) -> Inputs:
-    """A batch as lerobot's policy takes it: images in [0, 1], normalized state, tokens with their mask.
-
-    Cameras that the batch lacks are missing for all its requests, and come after the others, as lerobot
-    orders them. ``noise`` stands in when the batch has none. What is neither of these nor a camera is not read.
-    Images are made ready on ``device``.
-
-    Raises:
-        InputError: names every entry that does not fit.
-    """
-    checks, camera_mask = Checks(device), lerobot_cameras(batch, config)
-    images = blank_images(camera_mask, config, device)
-    lerobot_images(batch, config, images, checks)
-    inputs = lerobot_inputs(small_on_host(batch), config, images, camera_mask, noise)
-    checks.make()
-    return inputs
-
-
 def blank_images(camera_mask: torch.Tensor, config: PiConfig, device: torch.device) -> torch.Tensor:
     """Memory for the images of :class:`Inputs`."""
     size = config.vision.image_size
@@ -88,7 +68,10 @@ def blank_images(camera_mask: torch.Tensor, config: PiConfig, device: torch.devi
 
 
 def lerobot_cameras(batch: Mapping[str, torch.Tensor], config: PiConfig) -> torch.Tensor:
-    """The first part of :func:`from_lerobot`: the camera mask.
+    """The camera mask of a batch as lerobot's policy takes it: images in [0, 1], normalized state, tokens, their mask.
+
+    Cameras that the batch lacks are missing for all its requests, and come after the others, as lerobot orders them.
+    What is neither a camera nor one of these nor noise is not read.
 
     Raises:
         InputError: an entry is missing, unknown or misshapen.
@@ -119,7 +102,7 @@ def lerobot_cameras(batch: Mapping[str, torch.Tensor], config: PiConfig) -> torc
 
 
 def lerobot_images(batch: Mapping[str, torch.Tensor], config: PiConfig, out: torch.Tensor, checks: Checks) -> None:
-    """The second: its images, written to ``out [B, C, 3, S, S]``, in memory that lies where the model does. ``checks``
+    """Write the images of such a batch to ``out [B, C, 3, S, S]``, in memory that lies where the model does. ``checks``
     makes those of their values.
 
     Raises:
@@ -137,8 +120,8 @@ def lerobot_inputs(
     camera_mask: torch.Tensor,
     noise: torch.Tensor | None,
 ) -> Inputs:
-    """The last: ``images`` and ``camera_mask``, which are there already, with everything else, as
-    :func:`small_on_host` gives it.
+    """``images`` and ``camera_mask`` of such a batch, which are there already, with everything else, as
+    :func:`small_on_host` gives it. ``noise`` stands in when the batch has none.
 
     Raises:
         InputError: tokens, state or noise cannot be used.

@@ -12,8 +12,8 @@ from phyai.errors import InputError
 from phyai_models.layers import KVCache
 from phyai_models.pi.bucketed import Shape, cameras_needed, needs
 from phyai_models.pi.config import PiConfig
+from phyai_models.pi.eager import actions_of
 from phyai_models.pi.inputs import Inputs, blank_images
-from phyai_models.pi.layout import Layout, make_layout
 from phyai_models.pi.model import PiModel
 from phyai_models.pi.program import Program
 from phyai_models.pi.vision_program import VisionProgram
@@ -42,25 +42,6 @@ class Runner:
         self._last: Program | None = None
         self._cache: KVCache | None = None
         self._steps = config.num_inference_steps
-
-    def layout(self, inputs: Inputs) -> Layout:
-        """Where the tokens of ``inputs`` go.
-
-        Raises:
-            InputError: masked tokens are to be computed, and there are more than a page holds.
-        """
-        limit = self.config.tokenizer_max_length
-        if not self.model.savings.drop_masked and inputs.tokens.shape[1] > limit:
-            raise InputError(f"{inputs.tokens.shape[1]} token slots; with drop_masked off at most {limit} fit")
-        return make_layout(
-            inputs.camera_mask,
-            inputs.token_mask,
-            inputs.tokens,
-            patches=self.config.vision.patches,
-            segments=self.model.segments,
-            page=self.model.page_size,
-            drop_masked=self.model.savings.drop_masked,
-        )
 
     def __call__(
         self,
@@ -110,7 +91,7 @@ class Runner:
             self.warmer.open()
             shape = Shape(inputs.batch, *needs(inputs, drop_masked=self.model.savings.drop_masked), steps)
             with self._memory_errors(f"a request of {shape}", shape, "ask for fewer requests at once"):
-                return self._eager(inputs, steps, stages)
+                return actions_of(self.model, inputs, steps, self.cache, stages)
         program = self._program(inputs, steps)
         if program.vision is not seen:
             self._see(program.vision, inputs.images, inputs.camera_mask)
@@ -203,6 +184,13 @@ class Runner:
         for shape, inputs in zip(shapes, requests, strict=True):
             self._record(shape, inputs)
 
+    @property
+    def cache(self) -> KVCache:
+        """The cache, made when it is first needed."""
+        if self._cache is None:
+            self._cache = self.model.new_cache()
+        return self._cache
+
     def memory(self) -> MemoryReport:
         """What lies on the device now."""
         parts: list[Program | VisionProgram] = [*self._programs.values(), *self._visions.values()]
@@ -282,60 +270,6 @@ class Runner:
         """Hold no memory beside the model's."""
         self._drop_programs()
         self._cache = None
-
-    # Kernel by kernel
-
-    def _eager(self, inputs: Inputs, steps: int, stages: dict[str, torch.Tensor] | None) -> torch.Tensor:
-        model, device = self.model, self.model.device
-        layout = self.layout(inputs)
-        prefix, suffix = layout.prefix.to(device), layout.suffix.to(device)
-        cache = self.cache
-        images = inputs.images[layout.cameras.to(inputs.images.device)]
-        patches = model.embed_images(images.to(device, torch.float32))
-        text = model.embed_tokens(layout.token_ids.to(device))
-        gather = layout.gather.to(device)
-        if stages is not None:
-            self._trace_prefix(inputs, layout, patches, text, stages)
-        model.fill(torch.cat([patches.to(text.dtype), text])[gather], prefix, cache)
-
-        def trace(name: str, value: torch.Tensor) -> None:
-            assert stages is not None
-            stages[name] = value.to("cpu", torch.float32, copy=True)
-
-        noise, state = inputs.noise.to(device), inputs.state.to(device)
-        return model.sample(noise, state, steps, suffix, cache, None if stages is None else trace)
-
-    @property
-    def cache(self) -> KVCache:
-        """The cache, made when it is first needed."""
-        if self._cache is None:
-            self._cache = self.model.new_cache()
-        return self._cache
-
-    def _trace_prefix(
-        self, inputs: Inputs, layout: Layout, patches: torch.Tensor, text: torch.Tensor, stages: dict[str, torch.Tensor]
-    ) -> None:
-        """The prefix in the padded form of the published implementations, where nothing was dropped.
-
-        What was computed is put in its place; what was dropped is computed here, for the record only.
-        """
-        per_image, width = self.config.vision.patches, patches.shape[-1]
-        batch, cameras = inputs.camera_mask.shape
-        images = torch.empty(batch, cameras, per_image, width)
-        images[layout.cameras] = patches.float().cpu().view(-1, per_image, width)
-        if not layout.cameras.all():
-            blank = torch.full((1, *inputs.images.shape[2:]), -1.0, device=self.model.device)
-            images[~layout.cameras] = self.model.embed_images(blank).float().cpu()
-        kept = inputs.token_mask if self.model.savings.drop_masked else torch.ones_like(inputs.token_mask)
-        words = torch.empty(*kept.shape, width)
-        words[kept] = text.float().cpu()
-        if not kept.all():
-            words[~kept] = self.model.embed_tokens(inputs.tokens[~kept].to(self.model.device)).float().cpu()
-        for c in range(cameras):
-            stages[f"vision.cam{c}"] = images[:, c].clone()
-        stages["prefix.embeds"] = torch.cat([images.flatten(1, 2), words], dim=1)
-        seen = inputs.camera_mask.repeat_interleave(per_image, dim=1)
-        stages["prefix.pad_mask"] = torch.cat([seen, inputs.token_mask], dim=1)
 
 
 def execution_on(device: torch.device, runtime: RuntimeConfig) -> str:

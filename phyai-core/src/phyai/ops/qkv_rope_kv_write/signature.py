@@ -14,18 +14,11 @@ Composite: of the ops ``gemm``, ``rope`` and ``kv_write``. The caches are mutate
 from __future__ import annotations
 
 from phyai.facts import FactKind
-from phyai.op import DEFAULT_TOLERANCE, FLOATS, Attr, Dim, Op, Part, Tensor, Tolerance
+from phyai.op import FLOATS, SUM_TOLERANCE, Attr, Dim, Op, Part, Tensor
 from phyai.ops import contradictions, fits
 from phyai.ops.gemm.signature import CODES
 from phyai.ops.qkv_rope_kv_write.arg_specs import ARG_SPECS
 from phyai.ops.rope.signature import COS_SIN, STYLE
-
-#: The projection may be rounded to the input's dtype before the rotation adds two of its values.
-TOLERANCE = {
-    **DEFAULT_TOLERANCE,
-    "fp16": Tolerance(rtol=1e-2, atol=4e-3, relative_norm=2e-3),
-    "bf16": Tolerance(rtol=4e-2, atol=3e-2, relative_norm=8e-3),
-}
 
 OP = Op(
     name="qkv_rope_kv_write",
@@ -59,7 +52,7 @@ OP = Op(
         Attr("head_dim", FactKind.NUMBER, 64, "size of one head", whole=True, minimum=1),
         STYLE,
     ),
-    tolerance=TOLERANCE,
+    tolerance=SUM_TOLERANCE,  # the projection may be rounded before the rotation adds two of its values
     parts=(
         Part("qkv", "gemm", weights={"weight": "weight", "bias": "bias"}, dims={"M": "T"}),
         Part(

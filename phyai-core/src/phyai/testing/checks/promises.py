@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from phyai.composite import is_decomposition
-from phyai.op import dim_names
+from phyai.dims import dim_names
 from phyai.testing.bench import Call
 from phyai.testing.case import Case
 from phyai.testing.checks.check import Check

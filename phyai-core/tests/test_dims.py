@@ -7,8 +7,9 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from phyai.dims import bind_dims, dim_size
 from phyai.errors import CallError, DeclarationError
-from phyai.op import Tensor, bind_dims, dim_size
+from phyai.op import Tensor
 
 SIZES = st.integers(0, 9)
 
