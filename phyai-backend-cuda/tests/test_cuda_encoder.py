@@ -28,6 +28,7 @@ from phyai_backend_cuda.dense.tiles import SHARED, Chip
 from phyai_backend_cuda.encoder import layers, products
 from phyai_backend_cuda.encoder.products import PART, Adding, folded
 from phyai_backend_cuda.records.encoder import KERNELS
+from phyai_backend_cuda.runtime import early
 from test_cuda_dense import H200, Matrix, activated
 
 F = torch.nn.functional
@@ -116,7 +117,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, correct_rounding: None) -> None:
         monkeypatch.setattr(module, "load", load)
         monkeypatch.setattr(module, "current_stream", lambda: 0)
         monkeypatch.setattr(module, "matrix_map", Matrix.of)
-    monkeypatch.setattr(layers, "settled", lambda: None)
+    monkeypatch.setattr(early, "settled", lambda: None)
     monkeypatch.setattr(layers.short, "prepare", attention)
     monkeypatch.setattr(layers, "prepare_layer_norm", norm)
 

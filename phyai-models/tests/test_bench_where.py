@@ -80,7 +80,7 @@ def test_an_encoder_in_one_call_counts_what_its_layers_do(tmp_path, catalog):
     policy = parse_policy(rule, catalog=catalog).policy
     with engine(directory, catalog=catalog, policy=policy, runtime=STATIC) as running:
         runner = running.model.runner
-        program = runner.program(from_lerobot(random_batch(directory, batch=1, tokens=7), runner.config), 3)
+        program = runner.program(inputs_of(random_batch(directory, batch=1, tokens=7), runner.config), 3)
         case = Case(runner.config, cameras=2, prompt=7, steps=3, dtype="fp32")
         program.stages["vision"]()
         found, want = profiled(running, program, "vision", case), stages(case)["vision"]

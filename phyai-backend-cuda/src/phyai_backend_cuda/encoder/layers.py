@@ -17,7 +17,7 @@ from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.attention import short
 from phyai_backend_cuda.encoder.products import Adding, Folded, Normed, folded, statistics_for, statistics_of
-from phyai_backend_cuda.runtime.launch import settled
+from phyai_backend_cuda.runtime.early import settling
 from phyai_backend_cuda.runtime.memory import described
 from phyai_backend_cuda.triton_rows.norms import prepare_layer_norm
 
@@ -67,7 +67,6 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     for layer in layers:
         for product in layer.products:
             product.load(resources.rows)
-    settled()
 
     def encoded(x: torch.Tensor) -> torch.Tensor:
         """Behind all layers, in front of the last norm; of ``x [B, S, D]``."""
@@ -98,9 +97,8 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
             layer.fc2.refresh(new["fc2"][i], new["fc2_bias"][i])
         if last.refresh is not None:
             last.refresh(norm_of(new))
-        settled()
 
-    return Prepared(run, refresh=refresh)
+    return settling(run, refresh)
 
 
 def norm_of(weights: Mapping[str, Any]) -> dict[str, Any]:
