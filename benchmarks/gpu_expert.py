@@ -162,7 +162,14 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return ((got.float() - want).norm() / want.norm()).item()
 
 
-def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor]) -> dict[str, float]:
+def prefix_rows(prefix: int, rows: int) -> torch.Tensor:
+    """Where the prefix's keys lie among the rows of all tiles: tile t leaves room for the new keys t, t + tiles, ..."""
+    tiles = -(-(prefix + rows) // 64)
+    room = [64 - len(range(t, rows, tiles)) for t in range(tiles)]
+    return torch.cat([t * 64 + torch.arange(n) for t, n in enumerate(room)])[:prefix]
+
+
+def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor], spread: bool = True) -> dict[str, float]:
     """Relative error of every intermediate of the last layer run, read back from the kernel's scratch."""
     m, t, device = model.m, expert.tensors, expert.tensors["act"].device
     last, layers = len(model.layers) - 1, len(model.layers)
@@ -174,7 +181,8 @@ def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor]) -> dict[
 
     def cache(name: str, chunks: list[int]) -> torch.Tensor:
         tiles = t[name][last].view(torch.bfloat16).view(-1, 4, 64, 64)[:, chunks]
-        return unpack_tiles(tiles)[: model.prefix]
+        where = prefix_rows(model.prefix, m) if spread else torch.arange(model.prefix)
+        return unpack_tiles(tiles)[where.to(device)]
 
     order = qkv_order(device)[:HD]
     fresh = t["fresh"].view(2, 2, ROWS, 2 * HD)[use & 1].view(torch.bfloat16)
@@ -213,7 +221,7 @@ def check(queries: int, layers: int, steps: int, prefix: int, pi0: bool, defines
         "queries": queries, "layers": layers, "steps": steps, "prefix": prefix,
         "actions": error(got - noise, want - noise), "worst_row_cosine": cosine,
         "bitwise_same_twice": torch.equal(got, again),
-        "stages": stages(model, expert, seen),
+        "stages": stages(model, expert, seen, bool(defines.get("SPREAD"))),
     }  # fmt: skip
 
 

@@ -3,6 +3,25 @@
 #pragma once
 #include "expert/consumer.cuh"
 
+#ifndef EARLY
+#define EARLY 0
+#endif
+#ifndef OVER
+#define OVER 0
+#endif
+#ifndef SOFT
+#define SOFT 0
+#endif
+#if SOFT
+__device__ __forceinline__ float power2(float x) {  // 2^x; denormal results become zero
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#else
+__device__ __forceinline__ float power2(float x) { return exp2f(x); }
+#endif
+
 // Units of 16 bytes of a tile that holds keys of this step, from the cache and from what blocks have just published, into
 // the slots that the producer has kept free: `thread` of THREADS writes 8 of them, from item FIRST of the tile's four on.
 template <int FIRST, int THREADS>
@@ -38,18 +57,64 @@ __device__ void fill(Consumer& c, int layer, int tile, int prefix, u32 use, int 
     fence_async();
 }
 
+// Put a tile's new keys, behind those of the prefix, into its items of the ring: warpgroup 1, 16 bytes a thread at a time.
+// The first of the values are asked for before the keys are there.
+struct Patch {
+    const char* from;  // this thread's unit of the first of its keys
+    int row, units, stride;  // its row in the tile; how many units of all threads there are; bytes to a thread's next key
+    int thread;
+
+    __device__ Patch(const Consumer& c, const Tile& tile, int t, int tiles, u32 use) : thread(c.tid & 127) {
+        from = c.p.fresh + (use & 1) * FRESH + (t + (thread >> 5) * tiles) * 512 + (thread & 31) * 16;
+        row = tile.old + (thread >> 5);
+        units = tile.fresh * 32;
+        stride = tiles * 4 * 512;
+    }
+    template <int VALUES> __device__ uint4 load(int i) const {
+        return load_relaxed4<true>(from + VALUES * (ROWS * 512) + i * stride);
+    }
+    template <int VALUES> __device__ void put(const Consumer& c, uint4 v) const {
+        const int chunk = thread >> 3 & 3, place = VALUES ? (chunk & 1) * 2 + (chunk >> 1) : chunk;
+        c.ring.wait_full(VALUES * 2);
+        c.ring.wait_full(VALUES * 2 + 1);
+        const u32 to = c.ring.data(VALUES * 2 + (place >> 1)) + (place & 1) * TILE;
+#pragma unroll 1
+        for (int i = 0; i * 128 + thread < units; ++i) {
+            if (i) v = load<VALUES>(i);
+            const int r = row + i * 4;
+            for (u32 spins = 0; max(max(v.x, v.y), max(v.z, v.w)) == EMPTY; v = load<VALUES>(i))
+                if (++spins > SPIN_LIMIT) __trap();
+            store_shared4(to + r * 128 + (((thread & 7) ^ (r & 7)) << 4), v);
+        }
+        fence_async();
+    }
+    __device__ void run(const Consumer& c) const {
+        uint4 k = make_uint4(0, 0, 0, 0), v = k;
+        if (thread < units) {
+            k = load<0>(0);
+            v = load<1>(0);
+        }
+        put<0>(c, k);
+        asm volatile("bar.arrive 2, 256;" ::: "memory");
+        put<1>(c, v);
+    }
+};
+
 // s[64 queries, 64 keys] = q · kᵀ, for one warpgroup; k is the ring's next two items.
 __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* queries) {
     uint4 q[4][4];
-    Consumer::fetch_first<true>(q[0], queries);
+    if (SHOT) Consumer::fetch<true>(q[0], queries);
+    else Consumer::fetch_first<true>(q[0], queries);
 #pragma unroll
     for (int i = 1; i < 4; ++i) Consumer::fetch<true>(q[i], queries + i * TILE);
+    if (SHOT) Consumer::settle_all<4, true>(q, [=](int i) { return queries + i * TILE; });
 #pragma unroll
     for (int i = 0; i < 32; ++i) s[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         if (!(i & 1)) c.ring.wait_full(i >> 1);
-        Consumer::settle<4, true>(q[i], queries + i * TILE);
+        if (!SHOT) Consumer::settle<4, true>(q[i], queries + i * TILE);
+        if (SPREAD && i == 0) asm volatile("bar.sync 2, 256;" ::: "memory");
         const u64 k = uniform_desc(c.ring.data(i >> 1) + (i & 1) * TILE);
         uint4 t[4];
 #pragma unroll
@@ -70,11 +135,31 @@ __device__ __forceinline__ float relative_to(float maximum) { return FIXED && ma
 
 // Weights e^(s - maximum) as fragments, with the running maxima m, sums l, and factors f of what was there before. A
 // fixed row sees the first of the new keys as well, and no other of them: of some tiles it may see none.
-__device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int first_key, int keys, float (&m)[2],
+__device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int first_key, int keys, int fixed, float (&m)[2],
                                         float (&l)[2], float (&f)[2], uint4 (&weights)[4]) {
     const float scale = 1.4426950408889634f / 16.0f;  // log2(e) / sqrt(HD)
     const bool is_fixed = FIXED && c.tile() * 16 + c.g() < FIXED;
-    const int seen[2] = {is_fixed ? keys - MQ + FIXED : keys, keys};
+    const int seen[2] = {is_fixed ? fixed : keys, keys};
+#if SOFT
+    if (FIXED || first_key + 64 > keys)
+#pragma unroll
+        for (int i = 0; i < 32; ++i)
+            if (first_key + (i >> 2) * 8 + 2 * c.q() + (i & 1) >= seen[i >> 1 & 1]) s[i] = NEG_INF;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        float top[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            top[i] = fmaxf(fmaxf(s[i * 8 + h * 2], s[i * 8 + h * 2 + 1]), fmaxf(s[i * 8 + 4 + h * 2], s[i * 8 + 5 + h * 2]));
+        float mx = fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
+        mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 1));
+        mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 2));
+        mx = fmaxf(m[h], mx * scale);
+        f[h] = power2(m[h] - relative_to(mx));  // a tile always has a valid key: but for fixed rows, mx is finite
+        m[h] = mx;
+        l[h] *= f[h];
+    }
+#else
     float mx[2] = {m[0], m[1]};
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
@@ -90,10 +175,15 @@ __device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int f
         m[h] = mx[h];
         l[h] *= f[h];
     }
+#endif
     u32 e[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
+#if SOFT
+        const float a = power2(fmaf(s[2 * i], scale, -relative_to(m[i & 1]))), b = power2(fmaf(s[2 * i + 1], scale, -relative_to(m[i & 1])));
+#else
         const float a = exp2f(s[2 * i] - relative_to(m[i & 1])), b = exp2f(s[2 * i + 1] - relative_to(m[i & 1]));
+#endif
         l[i & 1] += a + b;
         e[i] = pack_bf16(a, b);
     }
@@ -101,37 +191,58 @@ __device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int f
     for (int i = 0; i < 4; ++i) weights[i] = make_uint4(e[4 * i], e[4 * i + 1], e[4 * i + 2], e[4 * i + 3]);
 }
 
-// Publish this split's sums, maxima and weights of the head. A 16-byte unit, 8i + 4j + q of 32, holds what one thread
-// has of four column octets; each of the head's 16 blocks is the reader of two. (Wo's columns are in this order.)
-__device__ __forceinline__ void publish_split(const Consumer& c, const float (&o)[2][32], const float (&m)[2],
-                                              float (&l)[2], u32 use) {
+// Publish this split's maxima and sums of weights, for the blocks of the head.
+__device__ __forceinline__ void publish_maxima(const Consumer& c, const float (&m)[2], float (&l)[2], u32 use) {
     const Params& p = c.p;
-    const u32 tag = use & 1 ^ 1;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const int row = c.tile() * 16 + c.g() + h * 8;
         l[h] += __shfl_xor_sync(~0u, l[h], 1);
         l[h] += __shfl_xor_sync(~0u, l[h], 2);
+        if (row >= MQ || c.q()) continue;
+        const int own = ((c.rank() * SPLITS + c.cluster()) * ROWS + row) * 8;
+        store_relaxed2(c.copy(p.ml, use, MAXIMA) + own, __float_as_uint(m[h]), __float_as_uint(l[h]));
+        store_empty2(c.copy(p.ml, use + 1, MAXIMA) + own);
+    }
+}
+
+// Publish a half, I, of this split's sums. A 16-byte unit, 8i + 4j + q of 32, holds what one thread has of four column
+// octets; each of the head's 16 blocks is the reader of two. (Wo's columns are in this order.)
+template <int I> __device__ __forceinline__ void publish_split(const Consumer& c, const float (&o)[32], u32 use) {
+    const Params& p = c.p;
+    const u32 tag = use & 1 ^ 1;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int row = c.tile() * 16 + c.g() + h * 8;
         if (row >= MQ) continue;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int unit = (c.group() * 2 + (i >> 1)) * 8 + (i & 1) * 4 + c.q();
+        for (int i = 0; i < 2; ++i) {
+            const int unit = (c.group() * 2 + I) * 8 + i * 4 + c.q();
             const int split = (c.rank() * 16 + (unit >> 1)) * SPLITS + c.cluster();
-            const float* v = o[i >> 1] + (i & 1) * 16 + h * 2;
+            const float* v = o + i * 16 + h * 2;
             store_relaxed4(p.opart + (split * ROWS + row) * 32 + (unit & 1) * 16,
                            make_uint4(tagged(pack_bf16(v[0], v[1]), tag), pack_bf16(v[4], v[5]),
                                       tagged(pack_bf16(v[8], v[9]), tag), pack_bf16(v[12], v[13])));
         }
-        if (c.group() == 0 && c.q() == 0) {
-            const int own = ((c.rank() * SPLITS + c.cluster()) * ROWS + row) * 8;
-            store_relaxed2(c.copy(p.ml, use, MAXIMA) + own, __float_as_uint(m[h]), __float_as_uint(l[h]));
-            store_empty2(c.copy(p.ml, use + 1, MAXIMA) + own);
-        }
+    }
+}
+
+// Where a thread finds the maximum and sum of split 2i + (tid & 1) of its row, 2·ROWS·8 bytes apart.
+__device__ __forceinline__ const char* maxima(const Consumer& c, u32 use) {
+    return c.copy(c.p.ml, use, MAXIMA) + ((c.rank() * SPLITS + (c.tid & 1)) * ROWS + (c.tid >> 2)) * 8;
+}
+__device__ __forceinline__ void ask_maxima(const Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
+    const char* mls = maxima(c, use);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        v[i] = make_uint2(__float_as_uint(NEG_INF), 0);
+        if ((c.tid >> 2) < MQ && 2 * i + (c.tid & 1) < min(tiles, SPLITS)) v[i] = load_relaxed2<false>(mls + i * (2 * ROWS * 8));
     }
 }
 
 // Warpgroup 0 multiplies q and k and takes the softmax; both multiply with two of the four column chunks of v.
-__device__ void attend(Consumer& c, int layer, int prefix, int tiles, u32 use) {
+__device__ void attend(Consumer& c, int layer, const Keys& keys, u32 use, uint2 (&mls)[8]) {
+    const int prefix = keys.prefix, tiles = keys.tiles;
     const char* queries = c.copy(c.p.qbuf, use, 32 * TILE) + c.rank() * 4 * TILE + c.unit();
     float o[2][32], m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f}, f[2];
 #pragma unroll
@@ -140,7 +251,8 @@ __device__ void attend(Consumer& c, int layer, int prefix, int tiles, u32 use) {
         for (int j = 0; j < 32; ++j) o[i][j] = 0.0f;
 #pragma unroll 1
     for (int tile = c.cluster(); tile < tiles; tile += SPLITS) {
-        const bool fresh = tile >= prefix / 64;
+        const bool fresh = !SPREAD && tile >= prefix / 64;
+        const Tile here = keys.tile(tile);
         if (fresh) {
             fill<0, 256>(c, layer, tile, prefix, use, c.tid);
             c.sync();
@@ -151,10 +263,18 @@ __device__ void attend(Consumer& c, int layer, int prefix, int tiles, u32 use) {
             float s[32];
             scores(c, s, queries);
             c.mark();
-            softmax(c, s, tile * 64, prefix + MQ, m, l, f, weights);
+            if (SPREAD) {
+                int fixed = here.old;  // keys that the fixed rows see
+                for (int j = tile; j < FIXED; j += tiles) ++fixed;
+                softmax(c, s, 0, here.old + here.fresh, fixed, m, l, f, weights);
+            } else {
+                softmax(c, s, tile * 64, prefix + MQ, prefix + FIXED, m, l, f, weights);
+            }
 #pragma unroll
             for (int i = 0; i < 4; ++i) store_shared4(area + i * 2048, weights[i]);
             store_shared2(area + 8192, f[0], f[1]);
+        } else if (SPREAD) {
+            Patch(c, here, tile, tiles, use).run(c);
         } else if (fresh) {
             fill<2, 128>(c, layer, tile, prefix, use, c.tid & 127);
             fill<3, 128>(c, layer, tile, prefix, use, c.tid & 127);
@@ -183,6 +303,12 @@ __device__ void attend(Consumer& c, int layer, int prefix, int tiles, u32 use) {
             gmma_commit();
             c.ring.next();
         }
+        if (EARLY && c.group() == 0 && tile + SPLITS >= tiles) publish_maxima(c, m, l, use);
+        if (OVER) {
+            gmma_wait<1>();
+            gmma_pin(o[0]);
+            if (tile + SPLITS >= tiles) publish_split<0>(c, o[0], use);
+        }
         gmma_wait<0>();
         gmma_pin(o[0]);
         gmma_pin(o[1]);
@@ -190,40 +316,41 @@ __device__ void attend(Consumer& c, int layer, int prefix, int tiles, u32 use) {
         c.release(-1);
         c.mark();
     }
-    publish_split(c, o, m, l, use);
+    if (!OVER) publish_split<0>(c, o[0], use);
+    if (EARLY) ask_maxima(c, tiles, use, mls);
+    publish_split<1>(c, o[1], use);
+    if (!EARLY && c.group() == 0) publish_maxima(c, m, l, use);
 }
 
 // Two units of every row from all splits of the head; neighbouring threads take the even and the odd splits.
-__device__ void combine(Consumer& c, int tiles, u32 use) {
+__device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const Params& p = c.p;
     const int active = min(tiles, SPLITS), row = c.tid >> 2, pick = c.tid >> 1 & 1, half = c.tid & 1;
     const bool live = row < MQ;
     const char* from = p.opart + (((c.rank() * 16 + c.cluster()) * SPLITS + half) * ROWS + row) * 32 + pick * 16;
-    const char* mls = c.copy(p.ml, use, MAXIMA) + ((c.rank() * SPLITS + half) * ROWS + row) * 8;
+    const char* mls = maxima(c, use);
     const u32 tag = use & 1 ^ 1;
     uint4 w[8];
-    uint2 v[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
+        const bool there = live && 2 * i + half < active;
         w[i] = make_uint4(tag, 0, tag, 0);
-        v[i] = make_uint2(__float_as_uint(NEG_INF), 0);
-        if (live && 2 * i + half < active) {
-            w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
-            v[i] = load_relaxed2<false>(mls + i * (2 * ROWS * 8));
-        }
+        if (EARLY && there) w[i] = make_uint4(tag ^ 1, 0, 0, 0);
+        if (!EARLY && there) w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
     }
+    if (!EARLY) ask_maxima(c, tiles, use, v);
     u32 spins = 0;
     bool again = live;
     while (again) {
         again = false;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            if (untagged(w[i], tag)) {
-                w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
-                again = true;
-            }
             if (v[i].x == EMPTY) {
                 v[i] = load_relaxed2<false>(mls + i * (2 * ROWS * 8));
+                again = true;
+            }
+            if (untagged(w[i], tag) && !(EARLY && v[i].x == EMPTY)) {
+                w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
                 again = true;
             }
         }
@@ -237,7 +364,7 @@ __device__ void combine(Consumer& c, int tiles, u32 use) {
     for (int j = 0; j < 8; ++j) y[j] = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const float f = exp2f(__uint_as_float(v[i].x) - top);
+        const float f = power2(__uint_as_float(v[i].x) - top);
         const u32 pairs[4] = {w[i].x, w[i].y, w[i].z, w[i].w};
         sum += f * __uint_as_float(v[i].y);
 #pragma unroll

@@ -5,6 +5,16 @@
 #include "expert/shared.cuh"
 #include "expert/wgmma_registers.cuh"
 
+#ifndef SHOT
+#define SHOT 0
+#endif
+#ifndef SHOTC
+#define SHOTC 0
+#endif
+#ifndef POLL
+#define POLL 0
+#endif
+
 struct Consumer {
     const Params& p;
     Ring ring;
@@ -81,17 +91,57 @@ struct Consumer {
             if (++spins > SPIN_LIMIT) __trap();
         }
     }
+    template <int N, bool WORDS, class At> __device__ static void settle_all(uint4 (&v)[N][4], At at) {
+        u32 spins = 0;
+        for (;;) {
+            bool some = false;
+#pragma unroll
+            for (int i = 0; i < N; ++i) some |= missing<4, WORDS>(v[i]);
+            if (!__any_sync(~0u, some)) break;
+#pragma unroll
+            for (int i = 0; i < N; ++i)
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    const uint4 one[1] = {v[i][k]};
+                    if (missing<1, WORDS>(one)) v[i][k] = load_relaxed4<WORDS>(at(i) + k * 2048);
+                }
+            if (++spins > SPIN_LIMIT) __trap();
+        }
+    }
     template <bool WORDS> __device__ static void fetch(uint4 (&v)[4], const char* at) {
 #pragma unroll
         for (int k = 0; k < 4; ++k) v[k] = load_relaxed4<WORDS>(at + k * 2048);
     }
     // Chunk 0's fragments; waiting for the first of them alone keeps L2 free of futile reads.
     template <bool WORDS> __device__ static void fetch_first(uint4 (&v)[4], const char* at) {
+#if POLL
+        const char* one = reinterpret_cast<const char*>(__shfl_sync(~0u, reinterpret_cast<u64>(at), 0));
+        uint4 w[POLL][1];
+        w[0][0] = load_relaxed4<WORDS>(one);
+#pragma unroll
+        for (int i = 1; i < POLL; ++i) {
+            for (u32 t = u32(clock()); u32(clock()) - t < 700 / POLL;) {}
+            w[i][0] = load_relaxed4<WORDS>(one);
+        }
+        for (u32 spins = 0;; ++spins) {
+            bool there = false;
+#pragma unroll
+            for (int i = 0; i < POLL; ++i)
+                if (!there) {
+                    there = !__any_sync(~0u, missing<1, WORDS>(w[i]));
+                    if (!there) w[i][0] = load_relaxed4<WORDS>(one);
+                }
+            if (there) break;
+            if (spins > SPIN_LIMIT) __trap();
+        }
+        fetch<WORDS>(v, at);
+#else
         uint4 first[1] = {load_relaxed4<WORDS>(at)};
         settle<1, WORDS>(first, at);
         v[0] = first[0];
 #pragma unroll
         for (int k = 1; k < 4; ++k) v[k] = load_relaxed4<WORDS>(at + k * 2048);
+#endif
     }
 
     __device__ const u64* squares(int row) const { return p.ssq + (((uses - 1) & 3) * ROWS + row) * 16; }
@@ -113,9 +163,12 @@ struct Consumer {
         constexpr int ASKED = LOCAL < AHEAD ? LOCAL : AHEAD;
         const auto at = [&](int c) { return src + ((2 * c + group() + first) & (CHUNKS - 1)) * TILE + unit(); };
         uint4 a[LOCAL][4];
-        fetch_first<false>(a[0], at(0));
+        constexpr bool WHOLE = SHOTC && CHUNKS == 4;
+        if (WHOLE) fetch<false>(a[0], at(0));
+        else fetch_first<false>(a[0], at(0));
 #pragma unroll
         for (int l = 1; l < ASKED; ++l) fetch<false>(a[l], at(l));
+        if (WHOLE) settle_all<LOCAL, false>(a, at);
         mark();
 #pragma unroll
         for (int i = 0; i < N8 * 4; ++i) acc[i] = 0.0f;
@@ -125,7 +178,7 @@ struct Consumer {
             const u64 w = uniform_desc(ring.data() + group() * (N8 * 1024));
             if (sum && item == LOCAL / PER - 2) *sum = load_relaxed(squares());
 #pragma unroll
-            for (int j = 0; j < PER; ++j) settle<4, false>(a[item * PER + j], at(item * PER + j));
+            for (int j = 0; j < PER && !WHOLE; ++j) settle<4, false>(a[item * PER + j], at(item * PER + j));
             uint4 t[PER * 4];
 #pragma unroll
             for (int j = 0; j < PER * 4; ++j) t[j] = copied(a[item * PER + j / 4][j % 4]);

@@ -23,7 +23,9 @@
 __device__ void run(const Params& p, int tid) {
     Consumer c{p};
     c.tid = tid;
-    const int prefix = __shfl_sync(~0u, p.lengths[0], 0), pos0 = p.lengths[1], tiles = (prefix + MQ + 63) / 64;
+    const int pos0 = p.lengths[1];
+    const Keys keys(__shfl_sync(~0u, p.lengths[0], 0));
+    const int tiles = keys.tiles;
     for (int step = 0; step < p.steps; ++step) {
         const u32 first = step * (p.layers + 1);  // uses of xs1 before this step
         if (step) {
@@ -41,9 +43,11 @@ __device__ void run(const Params& p, int tid) {
             if (c.block() < 64) stage_qkv<3>(c, step, layer, pos0, use);
             else stage_qkv<2>(c, step, layer, pos0, use);
             c.forget();
-            if (c.cluster() < tiles) attend(c, layer, prefix, tiles, use);
+            uint2 maxima[8];
+            if (c.cluster() < tiles) attend(c, layer, keys, use, maxima);
+            else if (EARLY) ask_maxima(c, tiles, use, maxima);
             c.mark();
-            combine(c, tiles, use);
+            combine(c, tiles, use, maxima);
             c.mark();
             c.forget();
             stage_residual<4, 0>(c, c.copy(p.obuf, use, 32 * TILE) + c.rank() * 4 * TILE, p.gate1 + at, p.scale2 + at,

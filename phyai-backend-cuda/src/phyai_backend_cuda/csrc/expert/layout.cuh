@@ -75,3 +75,20 @@ __device__ __forceinline__ int fragment(int row, int quad) {
     return (quad >> 2) * 2048 + (row >> 4) * 512 + (row & 7) * 64 + (quad & 3) * 16 + (row >> 3 & 1) * 8;
 }
 __device__ __forceinline__ int first_octet(int block) { return block < 64 ? 3 * block : 192 + 2 * (block - 64); }
+
+#ifndef SPREAD
+#define SPREAD 0
+#endif
+// Where keys lie. The keys of this step are spread evenly over all tiles of 64, so that no block has more of them to wait
+// for and to fill in than another: of T tiles, tile t has new keys t, t + T, ... behind its share of the prefix.
+struct Tile {
+    int begin, old, fresh;  // its first key of the prefix, how many it has of them, and of new ones behind them
+};
+struct Keys {
+    int prefix, tiles, share, rest;  // every tile has `share` new keys, and the first `rest` of them one more
+    __device__ Keys(int prefix) : prefix(prefix), tiles((prefix + MQ + 63) / 64), share(MQ / tiles), rest(MQ % tiles) {}
+    __device__ Tile tile(int t) const {
+        const int begin = t * 64 - (share * t + min(t, rest)), fresh = share + (t < rest);
+        return {begin, min(max(prefix - begin, 0), 64 - fresh), fresh};
+    }
+};

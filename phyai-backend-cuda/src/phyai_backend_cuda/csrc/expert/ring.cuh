@@ -70,7 +70,7 @@ __device__ void produce(const Params& p, int block) {
             for (int tile = block % SPLITS; tile < tiles; tile += SPLITS) {
                 const size_t at = layer * L_KV + size_t(tile) * 4 * TILE;
                 for (int i = 0; i < 4; ++i) {
-                    if (tile < old_tiles) out.push((i < 2 ? p.kbuf : p.vbuf) + at + (i & 1) * ITEM, ITEM, false);
+                    if (SPREAD || tile < old_tiles) out.push((i < 2 ? p.kbuf : p.vbuf) + at + (i & 1) * ITEM, ITEM, false);
                     else out.reserve();  // holds keys of this step
                 }
             }
