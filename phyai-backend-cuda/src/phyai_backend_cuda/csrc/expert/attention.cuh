@@ -3,6 +3,9 @@
 #pragma once
 #include "expert/consumer.cuh"
 
+#ifndef SHOT
+#define SHOT 0
+#endif
 #ifndef EARLY
 #define EARLY 0
 #endif
@@ -107,7 +110,21 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
     else Consumer::fetch_first<true>(q[0], queries);
 #pragma unroll
     for (int i = 1; i < 4; ++i) Consumer::fetch<true>(q[i], queries + i * TILE);
-    if (SHOT) Consumer::settle_all<4, true>(q, [=](int i) { return queries + i * TILE; });
+    if (SHOT) {
+        u32 spins = 0;
+        for (;;) {
+            bool some = false;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) some |= missing<4, true>(q[i]);
+            if (!__any_sync(~0u, some)) break;
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                const uint4 one[1] = {q[i >> 2][i & 3]};
+                if (missing<1, true>(one)) q[i >> 2][i & 3] = load_relaxed4<true>(queries + (i >> 2) * TILE + (i & 3) * 2048);
+            }
+            if (++spins > SPIN_LIMIT) __trap();
+        }
+    }
 #pragma unroll
     for (int i = 0; i < 32; ++i) s[i] = 0.0f;
 #pragma unroll

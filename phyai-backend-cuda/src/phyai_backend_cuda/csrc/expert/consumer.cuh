@@ -5,12 +5,6 @@
 #include "expert/shared.cuh"
 #include "expert/wgmma_registers.cuh"
 
-#ifndef SHOT
-#define SHOT 0
-#endif
-#ifndef SHOTC
-#define SHOTC 0
-#endif
 #ifndef POLL
 #define POLL 0
 #endif
@@ -91,23 +85,6 @@ struct Consumer {
             if (++spins > SPIN_LIMIT) __trap();
         }
     }
-    template <int N, bool WORDS, class At> __device__ static void settle_all(uint4 (&v)[N][4], At at) {
-        u32 spins = 0;
-        for (;;) {
-            bool some = false;
-#pragma unroll
-            for (int i = 0; i < N; ++i) some |= missing<4, WORDS>(v[i]);
-            if (!__any_sync(~0u, some)) break;
-#pragma unroll
-            for (int i = 0; i < N; ++i)
-#pragma unroll
-                for (int k = 0; k < 4; ++k) {
-                    const uint4 one[1] = {v[i][k]};
-                    if (missing<1, WORDS>(one)) v[i][k] = load_relaxed4<WORDS>(at(i) + k * 2048);
-                }
-            if (++spins > SPIN_LIMIT) __trap();
-        }
-    }
     template <bool WORDS> __device__ static void fetch(uint4 (&v)[4], const char* at) {
 #pragma unroll
         for (int k = 0; k < 4; ++k) v[k] = load_relaxed4<WORDS>(at + k * 2048);
@@ -163,12 +140,9 @@ struct Consumer {
         constexpr int ASKED = LOCAL < AHEAD ? LOCAL : AHEAD;
         const auto at = [&](int c) { return src + ((2 * c + group() + first) & (CHUNKS - 1)) * TILE + unit(); };
         uint4 a[LOCAL][4];
-        constexpr bool WHOLE = SHOTC && CHUNKS == 4;
-        if (WHOLE) fetch<false>(a[0], at(0));
-        else fetch_first<false>(a[0], at(0));
+        fetch_first<false>(a[0], at(0));
 #pragma unroll
         for (int l = 1; l < ASKED; ++l) fetch<false>(a[l], at(l));
-        if (WHOLE) settle_all<LOCAL, false>(a, at);
         mark();
 #pragma unroll
         for (int i = 0; i < N8 * 4; ++i) acc[i] = 0.0f;
@@ -178,7 +152,7 @@ struct Consumer {
             const u64 w = uniform_desc(ring.data() + group() * (N8 * 1024));
             if (sum && item == LOCAL / PER - 2) *sum = load_relaxed(squares());
 #pragma unroll
-            for (int j = 0; j < PER && !WHOLE; ++j) settle<4, false>(a[item * PER + j], at(item * PER + j));
+            for (int j = 0; j < PER; ++j) settle<4, false>(a[item * PER + j], at(item * PER + j));
             uint4 t[PER * 4];
 #pragma unroll
             for (int j = 0; j < PER * 4; ++j) t[j] = copied(a[item * PER + j / 4][j % 4]);
