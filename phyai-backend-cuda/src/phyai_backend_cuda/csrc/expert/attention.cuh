@@ -6,6 +6,9 @@
 #ifndef SHOT
 #define SHOT 0
 #endif
+#ifndef ROT
+#define ROT 0
+#endif
 #ifndef EARLY
 #define EARLY 0
 #endif
@@ -105,11 +108,16 @@ struct Patch {
 
 // s[64 queries, 64 keys] = q · kᵀ, for one warpgroup; k is the ring's next two items.
 __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* queries) {
+#if ROT
+#define CHUNK(i) ((i + c.cluster() & 3))
+#else
+#define CHUNK(i) (i)
+#endif
     uint4 q[4][4];
-    if (SHOT) Consumer::fetch<true>(q[0], queries);
-    else Consumer::fetch_first<true>(q[0], queries);
+    if (SHOT) Consumer::fetch<true>(q[0], queries + CHUNK(0) * TILE);
+    else Consumer::fetch_first<true>(q[0], queries + CHUNK(0) * TILE);
 #pragma unroll
-    for (int i = 1; i < 4; ++i) Consumer::fetch<true>(q[i], queries + i * TILE);
+    for (int i = 1; i < 4; ++i) Consumer::fetch<true>(q[i], queries + CHUNK(i) * TILE);
     if (SHOT) {
         u32 spins = 0;
         for (;;) {
@@ -120,7 +128,7 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
 #pragma unroll
             for (int i = 0; i < 16; ++i) {
                 const uint4 one[1] = {q[i >> 2][i & 3]};
-                if (missing<1, true>(one)) q[i >> 2][i & 3] = load_relaxed4<true>(queries + (i >> 2) * TILE + (i & 3) * 2048);
+                if (missing<1, true>(one)) q[i >> 2][i & 3] = load_relaxed4<true>(queries + CHUNK(i / 4) * TILE + (i & 3) * 2048);
             }
             if (++spins > SPIN_LIMIT) __trap();
         }
@@ -129,10 +137,11 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
     for (int i = 0; i < 32; ++i) s[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        if (!(i & 1)) c.ring.wait_full(i >> 1);
-        if (!SHOT) Consumer::settle<4, true>(q[i], queries + i * TILE);
+        if (ROT ? i == 0 : !(i & 1)) c.ring.wait_full(i >> 1);
+        if (ROT && i == 0) c.ring.wait_full(1);
+        if (!SHOT) Consumer::settle<4, true>(q[i], queries + CHUNK(i) * TILE);
         if (SPREAD && i == 0) asm volatile("bar.sync 2, 256;" ::: "memory");
-        const u64 k = uniform_desc(c.ring.data(i >> 1) + (i & 1) * TILE);
+        const u64 k = uniform_desc(c.ring.data(CHUNK(i) >> 1) + (CHUNK(i) & 1) * TILE);
         uint4 t[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) t[j] = c.copied(q[i][j]);
@@ -347,6 +356,69 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const char* from = p.opart + (((c.rank() * 16 + c.cluster()) * SPLITS + half) * ROWS + row) * 32 + pick * 16;
     const char* mls = maxima(c, use);
     const u32 tag = use & 1 ^ 1;
+#if EARLY == 2
+    for (u32 spins = 0;;) {
+        bool again = false;
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (v[i].x == EMPTY) {
+                v[i] = load_relaxed2<false>(mls + i * (2 * ROWS * 8));
+                again = true;
+            }
+        if (!again) break;
+        if (++spins > SPIN_LIMIT) __trap();
+    }
+    uint4 w[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        w[i] = make_uint4(tag, 0, tag, 0);
+        if (live && 2 * i + half < active) w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
+    }
+    float top = NEG_INF, sum = 0.0f, f[8], y[8];  // while the parts are on their way
+#pragma unroll
+    for (int i = 0; i < 8; ++i) top = fmaxf(top, __uint_as_float(v[i].x));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        f[i] = power2(__uint_as_float(v[i].x) - top);
+        sum += f[i] * __uint_as_float(v[i].y);
+    }
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    const float inv = __fdividef(1.0f, sum);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) f[i] *= inv;
+    for (u32 spins = 0;;) {
+        bool again = false;
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (untagged(w[i], tag)) {
+                w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
+                again = true;
+            }
+        if (!again) break;
+        if (++spins > SPIN_LIMIT) __trap();
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) y[j] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const u32 pairs[4] = {w[i].x, w[i].y, w[i].z, w[i].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float2 e = unpack_bf16(pairs[j]);
+            y[2 * j] += f[i] * e.x;
+            y[2 * j + 1] += f[i] * e.y;
+        }
+    }
+    float mine[4];  // of the two threads, each has half of the columns
+#pragma unroll
+    for (int j = 0; j < 4; ++j) mine[j] = (half ? y[4 + j] : y[j]) + __shfl_xor_sync(~0u, half ? y[j] : y[4 + j], 1);
+    if (!live) return;
+    const int unit = c.cluster() * 2 + pick, k_step = (unit >> 2) * 2 + half;
+    const int at = (c.rank() * 4 + (k_step >> 2)) * TILE + fragment(row, (k_step & 3) * 4 + (unit & 3));
+    store_relaxed2(c.copy(p.obuf, use, 32 * TILE) + at, pack_bf16(mine[0], mine[1]), pack_bf16(mine[2], mine[3]));
+    store_empty2(c.copy(p.obuf, use + 1, 32 * TILE) + at);
+#else
     uint4 w[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -401,4 +473,5 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     store_relaxed2(c.copy(p.obuf, use, 32 * TILE) + at, pack_bf16((half ? y[4] : y[0]) * inv, (half ? y[5] : y[1]) * inv),
                    pack_bf16((half ? y[6] : y[2]) * inv, (half ? y[7] : y[3]) * inv));
     store_empty2(c.copy(p.obuf, use + 1, 32 * TILE) + at);
+#endif
 }
