@@ -118,7 +118,7 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
     else Consumer::fetch_first<true>(q[0], queries + CHUNK(0) * TILE);
 #pragma unroll
     for (int i = 1; i < 4; ++i) Consumer::fetch<true>(q[i], queries + CHUNK(i) * TILE);
-    if (SHOT) {
+    if (SHOT == 1) {
         u32 spins = 0;
         for (;;) {
             bool some = false;
@@ -140,6 +140,17 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
         if (ROT ? i == 0 : !(i & 1)) c.ring.wait_full(i >> 1);
         if (ROT && i == 0) c.ring.wait_full(1);
         if (!SHOT) Consumer::settle<4, true>(q[i], queries + CHUNK(i) * TILE);
+        if (SHOT == 2) {
+            u32 spins = 0;
+            while (__any_sync(~0u, missing<4, true>(q[i]))) {
+#pragma unroll
+                for (int n = i * 4; n < 16; ++n) {
+                    const uint4 one[1] = {q[n >> 2][n & 3]};
+                    if (missing<1, true>(one)) q[n >> 2][n & 3] = load_relaxed4<true>(queries + CHUNK(n / 4) * TILE + (n & 3) * 2048);
+                }
+                if (++spins > SPIN_LIMIT) __trap();
+            }
+        }
         if (SPREAD && i == 0) asm volatile("bar.sync 2, 256;" ::: "memory");
         const u64 k = uniform_desc(c.ring.data(CHUNK(i) >> 1) + (CHUNK(i) & 1) * TILE);
         uint4 t[4];
