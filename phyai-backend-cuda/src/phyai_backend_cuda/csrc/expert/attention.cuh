@@ -6,6 +6,9 @@
 #ifndef SHOT
 #define SHOT 0
 #endif
+#ifndef FRONT
+#define FRONT 0
+#endif
 #ifndef ROT
 #define ROT 0
 #endif
@@ -118,6 +121,13 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
     else Consumer::fetch_first<true>(q[0], queries + CHUNK(0) * TILE);
 #pragma unroll
     for (int i = 1; i < 4; ++i) Consumer::fetch<true>(q[i], queries + CHUNK(i) * TILE);
+    u64 keys[2];
+    if (FRONT) {  // while they are on their way
+        c.ring.wait_full(0);
+        c.ring.wait_full(1);
+        keys[0] = uniform_desc(c.ring.data());
+        keys[1] = uniform_desc(c.ring.data(1));
+    }
     if (SHOT == 1) {
         u32 spins = 0;
         for (;;) {
@@ -137,8 +147,8 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
     for (int i = 0; i < 32; ++i) s[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        if (ROT ? i == 0 : !(i & 1)) c.ring.wait_full(i >> 1);
-        if (ROT && i == 0) c.ring.wait_full(1);
+        if (!FRONT) if (ROT ? i == 0 : !(i & 1)) c.ring.wait_full(i >> 1);
+        if (!FRONT && ROT && i == 0) c.ring.wait_full(1);
         if (!SHOT) Consumer::settle<4, true>(q[i], queries + CHUNK(i) * TILE);
         if (SHOT == 2) {
             u32 spins = 0;
@@ -152,7 +162,8 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
             }
         }
         if (SPREAD && i == 0) asm volatile("bar.sync 2, 256;" ::: "memory");
-        const u64 k = uniform_desc(c.ring.data(CHUNK(i) >> 1) + (CHUNK(i) & 1) * TILE);
+        const u64 k = FRONT ? keys[CHUNK(i) >> 1] + (CHUNK(i) & 1) * (TILE / 16)
+                            : uniform_desc(c.ring.data(CHUNK(i) >> 1) + (CHUNK(i) & 1) * TILE);
         uint4 t[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) t[j] = c.copied(q[i][j]);
@@ -325,9 +336,10 @@ __device__ void attend(Consumer& c, int layer, const Keys& keys, u32 use, uint2 
             f[1] = v.y;
         }
         c.mark();
-        if (tile != c.cluster())
+        if (tile != c.cluster()) {
 #pragma unroll
             for (int i = 0; i < 64; ++i) o[i >> 5][i & 31] *= f[(i >> 1) & 1];
+        }
         c.ring.next();
         c.ring.next();
 #pragma unroll
@@ -340,6 +352,7 @@ __device__ void attend(Consumer& c, int layer, const Keys& keys, u32 use, uint2 
             gmma_commit();
             c.ring.next();
         }
+        if (FRONT) c.forget();  // addresses of what is published are not computed before now
         if (EARLY && c.group() == 0 && tile + SPLITS >= tiles) publish_maxima(c, m, l, use);
         if (OVER) {
             gmma_wait<1>();
