@@ -9,6 +9,9 @@
 #ifndef FRONT
 #define FRONT 0
 #endif
+#ifndef PEEL
+#define PEEL 0
+#endif
 #ifndef ROT
 #define ROT 0
 #endif
@@ -288,6 +291,78 @@ __device__ __forceinline__ void ask_maxima(const Consumer& c, int tiles, u32 use
     }
 }
 
+#if PEEL
+// One tile of 64 keys: warpgroup 0 multiplies q and k and takes the softmax; both multiply with two of the four column
+// chunks of v. After the LAST of a block's tiles what it has is published.
+template <bool FIRST>
+__device__ __forceinline__ void attend_tile(Consumer& c, const Keys& keys, int t, const char* queries, float (&o)[2][32],
+                                            float (&m)[2], float (&l)[2], u32 use, bool last) {
+    const Tile here = keys.tile(t);
+    const u32 area = c.take_scratch() + (c.tid & 127) * 16;
+    uint4 weights[4];
+    float f[2];
+    if (c.group() == 0) {
+        float s[32];
+        scores(c, s, queries);
+        c.mark();
+        int fixed = here.old;  // keys that the fixed rows see
+        for (int j = t; j < FIXED; j += keys.tiles) ++fixed;
+        softmax(c, s, 0, here.old + here.fresh, fixed, m, l, f, weights);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) store_shared4(area + i * 2048, weights[i]);
+        if (!FIRST) store_shared2(area + 8192, f[0], f[1]);
+    } else {
+        Patch(c, here, t, keys.tiles, use).run(c);
+    }
+    c.sync();
+    if (c.group() == 1) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weights[i] = load_shared4(area + i * 2048);
+        if (!FIRST) {
+            const float2 v = load_shared2(area + 8192);
+            f[0] = v.x;
+            f[1] = v.y;
+        }
+    }
+    c.mark();
+#pragma unroll
+    for (int i = 0; i < 64; ++i) o[i >> 5][i & 31] = FIRST ? 0.0f : o[i >> 5][i & 31] * f[i >> 1 & 1];
+    c.ring.next();
+    c.ring.next();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        c.ring.wait_full();
+        const u64 v = uniform_desc(c.ring.data() + c.group() * TILE);
+        gmma_fence();
+#pragma unroll
+        for (int j = 0; j < 4; ++j) gmma_mn(o[i], weights[j], v + 128 * j);
+        gmma_commit();
+        c.ring.next();
+    }
+    c.forget();  // addresses of what is published are not computed before now
+    if (last && c.group() == 0) publish_maxima(c, m, l, use);
+    gmma_wait<1>();
+    gmma_pin(o[0]);
+    if (last) publish_split<0>(c, o[0], use);
+    gmma_wait<0>();
+    gmma_pin(o[0]);
+    gmma_pin(o[1]);
+    c.release(-2);
+    c.release(-1);
+    c.mark();
+}
+
+__device__ void attend(Consumer& c, int layer, const Keys& keys, u32 use, uint2 (&mls)[8]) {
+    const char* queries = c.copy(c.p.qbuf, use, 32 * TILE) + c.rank() * 4 * TILE + c.unit();
+    float o[2][32], m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
+    attend_tile<true>(c, keys, c.cluster(), queries, o, m, l, use, c.cluster() + SPLITS >= keys.tiles);
+#pragma unroll 1
+    for (int t = c.cluster() + SPLITS; t < keys.tiles; t += SPLITS)
+        attend_tile<false>(c, keys, t, queries, o, m, l, use, t + SPLITS >= keys.tiles);
+    ask_maxima(c, keys.tiles, use, mls);
+    publish_split<1>(c, o[1], use);
+}
+#else
 // Warpgroup 0 multiplies q and k and takes the softmax; both multiply with two of the four column chunks of v.
 __device__ void attend(Consumer& c, int layer, const Keys& keys, u32 use, uint2 (&mls)[8]) {
     const int prefix = keys.prefix, tiles = keys.tiles;
@@ -372,6 +447,7 @@ __device__ void attend(Consumer& c, int layer, const Keys& keys, u32 use, uint2 
     if (!EARLY && c.group() == 0) publish_maxima(c, m, l, use);
 }
 
+#endif
 // Two units of every row from all splits of the head; neighbouring threads take the even and the odd splits.
 __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const Params& p = c.p;
