@@ -158,6 +158,51 @@ def test_the_embedding_leaves_each_block_the_columns_of_x_that_it_owns() -> None
     assert torch.equal(x, z @ weight.T)
 
 
+def keys_of_tiles(prefix: int, rows: int) -> list[tuple[range, range]]:
+    """Of every tile its keys of the prefix, and behind them its new ones, as ``Keys`` of ``csrc/expert/layout.cuh``."""
+    tiles = (prefix + rows + 63) // 64
+    share, rest = rows // tiles, rows % tiles
+    found = []
+    for t in range(tiles):
+        begin, fresh = t * 64 - (share * t + min(t, rest)), share + (t < rest)
+        old = min(max(prefix - begin, 0), 64 - fresh)
+        found.append((range(begin, begin + old), range(t, t + fresh * tiles, tiles)))
+    return found
+
+
+@pytest.mark.parametrize("rows", [1, 10, 50, 51, ROWS])
+def test_every_key_lies_in_one_tile_and_new_ones_are_spread_evenly(rows: int) -> None:
+    for prefix in range(1100):
+        tiles = keys_of_tiles(prefix, rows)
+        assert [key for old, _ in tiles for key in old] == list(range(prefix))
+        assert sorted(key for _, new in tiles for key in new) == list(range(rows))
+        assert all(1 <= len(old) + len(new) <= 64 for old, new in tiles)
+        assert max(len(new) for _, new in tiles) - min(len(new) for _, new in tiles) <= 1
+
+
+@pytest.mark.parametrize("prefix", [20, 300, 968, 1030])
+def test_new_keys_and_values_are_put_where_wgmma_takes_them_from(prefix: int) -> None:
+    """As ``Patch`` of ``csrc/expert/attention.cuh``: 128 threads, 16 bytes each at a time, behind old keys."""
+    tiles = keys_of_tiles(prefix, M)
+    fresh = torch.arange(2 * ROWS * 256).view(2, ROWS, 256)
+    for t, (old, new) in enumerate(tiles):
+        items = torch.full((2, 4, 64, 64), -1)  # keys and values, a chunk each
+        for values in range(2):
+            memory = items[values].view(-1)
+            for thread in range(128):
+                chunk = thread >> 3 & 3
+                place = (chunk & 1) * 2 + (chunk >> 1) if values else chunk
+                for i in range((len(new) * 32 - thread + 127) // 128):
+                    row = len(old) + (thread >> 5) + i * 4
+                    key = t + (thread >> 5) * len(tiles) + i * len(tiles) * 4
+                    to = place * 4096 + row * 64 + ((thread & 7) ^ (row & 7)) * 8
+                    memory[to : to + 8] = fresh[values, key, thread % 32 * 8 : thread % 32 * 8 + 8]
+        for values, order in enumerate(([0, 1, 2, 3], [0, 2, 1, 3])):
+            rows = unpack_tiles(items[values][None, order])[len(old) :]
+            assert torch.equal(rows[: len(new)], fresh[values, new])
+            assert (rows[len(new) :] == -1).all()
+
+
 @pytest.mark.parametrize("rows", [1, 10, 50, ROWS])
 @pytest.mark.parametrize("sizes", [EXCHANGE, EXCHANGE | EMBEDDED], ids=["plain", "embedded"])
 def test_a_blank_exchange_waits_for_the_rows_that_are_written(sizes: dict[str, int], rows: int) -> None:
