@@ -12,6 +12,9 @@
 #ifndef PEEL
 #define PEEL 0
 #endif
+#ifndef PIN
+#define PIN PEEL
+#endif
 #ifndef ROT
 #define ROT 0
 #endif
@@ -242,18 +245,27 @@ __device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int f
     for (int i = 0; i < 4; ++i) weights[i] = make_uint4(e[4 * i], e[4 * i + 1], e[4 * i + 2], e[4 * i + 3]);
 }
 
+// An address that is computed here, and not anew for every access.
+template <class T> __device__ __forceinline__ T* pinned(T* p) {
+#if PIN
+    asm volatile("" : "+l"(p));
+#endif
+    return p;
+}
+
 // Publish this split's maxima and sums of weights, for the blocks of the head.
 __device__ __forceinline__ void publish_maxima(const Consumer& c, const float (&m)[2], float (&l)[2], u32 use) {
     const Params& p = c.p;
+    const int own = ((c.rank() * SPLITS + c.cluster()) * ROWS + c.tile() * 16 + c.g()) * 8;
+    char *to = pinned(c.copy(p.ml, use, MAXIMA) + own), *empty = pinned(c.copy(p.ml, use + 1, MAXIMA) + own);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const int row = c.tile() * 16 + c.g() + h * 8;
         l[h] += __shfl_xor_sync(~0u, l[h], 1);
         l[h] += __shfl_xor_sync(~0u, l[h], 2);
         if (row >= MQ || c.q()) continue;
-        const int own = ((c.rank() * SPLITS + c.cluster()) * ROWS + row) * 8;
-        store_relaxed2(c.copy(p.ml, use, MAXIMA) + own, __float_as_uint(m[h]), __float_as_uint(l[h]));
-        store_empty2(c.copy(p.ml, use + 1, MAXIMA) + own);
+        store_relaxed2(to + h * 64, __float_as_uint(m[h]), __float_as_uint(l[h]));
+        store_empty2(empty + h * 64);
     }
 }
 
@@ -262,16 +274,15 @@ __device__ __forceinline__ void publish_maxima(const Consumer& c, const float (&
 template <int I> __device__ __forceinline__ void publish_split(const Consumer& c, const float (&o)[32], u32 use) {
     const Params& p = c.p;
     const u32 tag = use & 1 ^ 1;
+    const int reader = c.rank() * 16 + c.group() * 8 + (c.q() >> 1);
+    char* to = pinned(p.opart + ((reader * SPLITS + c.cluster()) * ROWS + c.tile() * 16 + c.g()) * 32 + (c.q() & 1) * 16);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const int row = c.tile() * 16 + c.g() + h * 8;
-        if (row >= MQ) continue;
+        if (c.tile() * 16 + c.g() + h * 8 >= MQ) continue;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int unit = (c.group() * 2 + I) * 8 + i * 4 + c.q();
-            const int split = (c.rank() * 16 + (unit >> 1)) * SPLITS + c.cluster();
             const float* v = o + i * 16 + h * 2;
-            store_relaxed4(p.opart + (split * ROWS + row) * 32 + (unit & 1) * 16,
+            store_relaxed4(to + (I * 4 + i * 2) * (SPLITS * ROWS * 32) + h * 256,
                            make_uint4(tagged(pack_bf16(v[0], v[1]), tag), pack_bf16(v[4], v[5]),
                                       tagged(pack_bf16(v[8], v[9]), tag), pack_bf16(v[12], v[13])));
         }
@@ -280,7 +291,7 @@ template <int I> __device__ __forceinline__ void publish_split(const Consumer& c
 
 // Where a thread finds the maximum and sum of split 2i + (tid & 1) of its row, 2·ROWS·8 bytes apart.
 __device__ __forceinline__ const char* maxima(const Consumer& c, u32 use) {
-    return c.copy(c.p.ml, use, MAXIMA) + ((c.rank() * SPLITS + (c.tid & 1)) * ROWS + (c.tid >> 2)) * 8;
+    return pinned(c.copy(c.p.ml, use, MAXIMA) + ((c.rank() * SPLITS + (c.tid & 1)) * ROWS + (c.tid >> 2)) * 8);
 }
 __device__ __forceinline__ void ask_maxima(const Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const char* mls = maxima(c, use);
@@ -453,7 +464,7 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const Params& p = c.p;
     const int active = min(tiles, SPLITS), row = c.tid >> 2, pick = c.tid >> 1 & 1, half = c.tid & 1;
     const bool live = row < MQ;
-    const char* from = p.opart + (((c.rank() * 16 + c.cluster()) * SPLITS + half) * ROWS + row) * 32 + pick * 16;
+    const char* from = pinned(p.opart + (((c.rank() * 16 + c.cluster()) * SPLITS + half) * ROWS + row) * 32 + pick * 16);
     const char* mls = maxima(c, use);
     const u32 tag = use & 1 ^ 1;
 #if EARLY == 2
