@@ -5,10 +5,6 @@
 #include "expert/shared.cuh"
 #include "expert/wgmma_registers.cuh"
 
-#ifndef POLL
-#define POLL 0
-#endif
-
 struct Consumer {
     const Params& p;
     Ring ring;
@@ -91,34 +87,11 @@ struct Consumer {
     }
     // Chunk 0's fragments; waiting for the first of them alone keeps L2 free of futile reads.
     template <bool WORDS> __device__ static void fetch_first(uint4 (&v)[4], const char* at) {
-#if POLL
-        const char* one = reinterpret_cast<const char*>(__shfl_sync(~0u, reinterpret_cast<u64>(at), 0));
-        uint4 w[POLL][1];
-        w[0][0] = load_relaxed4<WORDS>(one);
-#pragma unroll
-        for (int i = 1; i < POLL; ++i) {
-            for (u32 t = u32(clock()); u32(clock()) - t < 700 / POLL;) {}
-            w[i][0] = load_relaxed4<WORDS>(one);
-        }
-        for (u32 spins = 0;; ++spins) {
-            bool there = false;
-#pragma unroll
-            for (int i = 0; i < POLL; ++i)
-                if (!there) {
-                    there = !__any_sync(~0u, missing<1, WORDS>(w[i]));
-                    if (!there) w[i][0] = load_relaxed4<WORDS>(one);
-                }
-            if (there) break;
-            if (spins > SPIN_LIMIT) __trap();
-        }
-        fetch<WORDS>(v, at);
-#else
         uint4 first[1] = {load_relaxed4<WORDS>(at)};
         settle<1, WORDS>(first, at);
         v[0] = first[0];
 #pragma unroll
         for (int k = 1; k < 4; ++k) v[k] = load_relaxed4<WORDS>(at + k * 2048);
-#endif
     }
 
     __device__ const u64* squares(int row) const { return p.ssq + (((uses - 1) & 3) * ROWS + row) * 16; }

@@ -2,10 +2,6 @@
 #pragma once
 #include "expert/consumer.cuh"
 
-#ifndef ALATE
-#define ALATE 0
-#endif
-
 // q, k, v = rope(norm(x) Wqkv), N8 octets of columns, each of one head.
 template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, int pos0, u32 use) {
     const Params& p = c.p;
@@ -24,7 +20,6 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
     c.exchange<N8>(acc, y);
     const float r = c.norm(sum, c.squares());
     const int row = c.row();
-    char* blank[N8];
     if (row < MQ)
 #pragma unroll
         for (int j = 0; j < N8; ++j) {
@@ -43,12 +38,8 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
                 empty = c.copy(p.fresh, use + 1, FRESH) + at;
             }
             store_relaxed(base, octet < 288 ? turned : pack_bf16(a, b));  // q or k: dimensions i and i + 128 of a head
-            if (ALATE) blank[j] = empty;
-            else store_empty(empty);
+            store_empty(empty);
         }
-    if (ALATE && row < MQ)
-#pragma unroll
-        for (int j = 0; j < N8; ++j) store_empty(blank[j]);
     c.mark();
 }
 
