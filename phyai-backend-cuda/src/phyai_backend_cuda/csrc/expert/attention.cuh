@@ -51,12 +51,9 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
         if (!(i & 1)) c.ring.wait_full(i >> 1);
         Consumer::settle<4, true>(q[i], queries + i * TILE);
         const u64 k = uniform_desc(c.ring.data(i >> 1) + (i & 1) * TILE);
-        uint4 t[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) t[j] = c.copied(q[i][j]);
         gmma_fence();
 #pragma unroll
-        for (int j = 0; j < 4; ++j) gmma<8>(s, t[j], k + 2 * j);
+        for (int j = 0; j < 4; ++j) gmma<8>(s, q[i][j], k + 2 * j);
         gmma_commit();
     }
     gmma_wait<0>();
@@ -253,8 +250,10 @@ __device__ void combine(Consumer& c, int tiles, u32 use) {
     if (!live) return;
     const float inv = 1.0f / sum;
     const int unit = c.cluster() * 2 + pick, k_step = (unit >> 2) * 2 + half;
-    const int at = (c.rank() * 4 + (k_step >> 2)) * TILE + fragment(row, (k_step & 3) * 4 + (unit & 3));
-    store_relaxed2(c.copy(p.obuf, use, 32 * TILE) + at, pack_bf16((half ? y[4] : y[0]) * inv, (half ? y[5] : y[1]) * inv),
-                   pack_bf16((half ? y[6] : y[2]) * inv, (half ? y[7] : y[3]) * inv));
-    store_empty2(c.copy(p.obuf, use + 1, 32 * TILE) + at);
+    const int at = (c.rank() * 4 + (k_step >> 2)) * TILE + fragment(row, (k_step & 3) * 8 + (unit & 3) * 2);
+    char *to = c.copy(p.obuf, use, 32 * TILE) + at, *empty = c.copy(p.obuf, use + 1, 32 * TILE) + at;
+    store_relaxed(to, pack_bf16((half ? y[4] : y[0]) * inv, (half ? y[5] : y[1]) * inv));
+    store_relaxed(to + 8, pack_bf16((half ? y[6] : y[2]) * inv, (half ? y[7] : y[3]) * inv));
+    store_empty(empty);
+    store_empty(empty + 8);
 }

@@ -15,11 +15,11 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
         shift[j] = *reinterpret_cast<const float2*>(table + octet * 8 + 2 * c.q());
         rot[j] = make_float2(cs[i], cs[i + HD / 2]);
     }
-    u64 sum;
-    c.product<N8, 16>(acc, c.copy(p.xs1, step * (p.layers + 1) + layer, 16 * TILE), c.block() / 4, &sum);
-    c.exchange<N8>(acc, y);
-    const float r = c.norm(sum, c.squares());
     const int row = c.row();
+    u64 sums[1];
+    c.product<N8, 16, false>(acc, c.copy(p.xs1, step * (p.layers + 1) + layer, 16 * TILE), c.block() / 4, sums, row);
+    c.exchange_rows<N8>(acc, y);
+    const float r = c.norm(sums[0], c.squares(row));
     if (row < MQ)
 #pragma unroll
         for (int j = 0; j < N8; ++j) {
@@ -28,8 +28,7 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
             const u32 turned = pack_bf16(a * rot[j].x - b * rot[j].y, b * rot[j].x + a * rot[j].y);
             char *base, *empty;
             if (octet < 256) {  // k-step within / 2 of a head: its columns in the fragments' own order
-                const int at = ((octet >> 5) * 4 + (within >> 3)) * TILE + fragment(row, (within >> 1 & 3) * 4 + c.q()) +
-                               (within & 1) * 4;
+                const int at = ((octet >> 5) * 4 + (within >> 3)) * TILE + fragment(row, (within >> 1 & 3) * 8 + 2 * c.q() + (within & 1));
                 base = c.copy(p.qbuf, use, 32 * TILE) + at;
                 empty = c.copy(p.qbuf, use + 1, 32 * TILE) + at;
             } else {
@@ -46,26 +45,28 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
 // gelu(gate) · up: 32 gate and 32 up columns side by side, so that a thread has both of a pair.
 __device__ void stage_gate_up(Consumer& c, int step, int layer, u32 use) {
     const Params& p = c.p;
-    float acc[32], y[8][2];
-    const float* shift = p.shift_gu + (size_t(step) * p.layers + layer) * (2 * I) + c.block() * 64;
-    float2 s[8];
+    float acc[32];
+    float4 y[4];
+    const float* shift = p.shift_gu + (size_t(step) * p.layers + layer) * (2 * I) + c.block() * 64 + c.group() * 32;
+    float2 s[4];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) s[j] = *reinterpret_cast<const float2*>(shift + j * 8 + 2 * c.q());
-    u64 sum;
-    c.product<8, 16>(acc, c.copy(p.xs2, use, 16 * TILE), c.block() / 4, &sum);
-    c.exchange<8>(acc, y);
-    const float r = c.norm(sum, c.squares());
-    if (c.row() < MQ) {
-        const int at = (c.block() >> 1) * TILE + fragment(c.row(), (c.block() & 1) * 8 + c.q());
-        float z[8];
+    for (int j = 0; j < 4; ++j) s[j] = *reinterpret_cast<const float2*>(shift + j * 8 + 2 * c.q());
+    const int row = c.first_row();
+    u64 sums[2];
+    c.product<8, 16, false>(acc, c.copy(p.xs2, use, 16 * TILE), c.block() / 4, sums, row);
+    c.exchange_octets(acc, y);
+    const float r = c.norm(sums[0], c.squares(row)), r8 = c.norm(sums[1], c.squares(row + 8));
+    if (row < MQ) {
+        const int at = (c.block() >> 1) * TILE + ((c.block() & 1) * 2 + c.group()) * 2048 + (c.tid & 127) * 16;
+        float z[4], z8[4];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) z[j] = gelu_tanh(y[j][0] * r + s[j].x) * (y[j][1] * r + s[j].y);
-        char* to = c.copy(p.act, use, 64 * TILE) + at;
-        store_relaxed2(to, pack_bf16(z[0], z[1]), pack_bf16(z[2], z[3]));
-        store_relaxed2(to + 2048, pack_bf16(z[4], z[5]), pack_bf16(z[6], z[7]));
-        char* empty = c.copy(p.act, use + 1, 64 * TILE) + at;
-        store_empty2(empty);
-        store_empty2(empty + 2048);
+        for (int j = 0; j < 4; ++j) {
+            z[j] = gelu_tanh(y[j].x * r + s[j].x) * (y[j].y * r + s[j].y);
+            z8[j] = row + 8 < MQ ? gelu_tanh(y[j].z * r8 + s[j].x) * (y[j].w * r8 + s[j].y) : 0.0f;
+        }
+        store_relaxed4(c.copy(p.act, use, 64 * TILE) + at, make_uint4(pack_bf16(z[0], z[1]), pack_bf16(z8[0], z8[1]),
+                                                                      pack_bf16(z[2], z[3]), pack_bf16(z8[2], z8[3])));
+        store_empty4(c.copy(p.act, use + 1, 64 * TILE) + at);
     }
     c.mark();
 }
