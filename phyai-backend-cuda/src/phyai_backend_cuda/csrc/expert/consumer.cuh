@@ -132,18 +132,13 @@ struct Consumer {
 
     // acc = A[64, K of this warpgroup] · W[8·N8, the same K]ᵀ. Of CHUNKS (a power of two) chunks of 64 columns the
     // warpgroups take every other one. The first differs between blocks that read the same, so that they do not all
-    // ask the same slices of L2 at once; the weights are packed in the same order. `sums` are those of squares of this
-    // thread's rows after it has exchanged.
-    template <int N8, int CHUNKS, bool WORDS, int N>
-    __device__ void product(float (&acc)[N8 * 4], const char* src, int first, u64 (&sums)[N], int row, bool summed = true) {
+    // ask the same slices of L2 at once; the weights are packed in the same order. `late` asks for what is needed after the
+    // product; all loads in flight wait for each other.
+    template <int N8, int CHUNKS, bool WORDS, typename Late>
+    __device__ void product(float (&acc)[N8 * 4], const char* src, int first, const Late& late) {
         constexpr int LOCAL = CHUNKS / 2, PER = N8 == 8 ? 1 : 2;  // chunks, and those of an item of the ring
         constexpr int ASKED = LOCAL < AHEAD ? LOCAL : AHEAD, STEP = NEED < PER ? PER : NEED;
         const auto at = [&](int c) { return src + ((2 * c + group() + first) & (CHUNKS - 1)) * TILE + unit(); };
-        const auto ask = [&] {
-#pragma unroll
-            for (int i = 0; i < N; ++i)
-                if (summed) sums[i] = load_relaxed(squares(row + 8 * i));
-        };
         uint4 a[LOCAL][4];
         if (FIRST4) {
             fetch<WORDS>(a[0], at(0));
@@ -172,12 +167,12 @@ struct Consumer {
             const int l = item * PER;
             ring.wait_full();
             const u64 w = uniform_desc(ring.data() + group() * (N8 * 1024));
-            if (!SUMLATE && item == LOCAL / PER - 2 && STEP < LOCAL) ask();
+            if (item == 0) detail(61);
             if (l % STEP == 0) {
                 const int asked = min(max(item - 1, 0) * PER + ASKED, LOCAL), to = min(l + STEP, LOCAL);
                 const u32 spins = settle_chunks<WORDS>(a, at, l, to, SWEEP ? asked : to);
                 detail(spins);
-                if (to == LOCAL && (SUMLATE || STEP >= LOCAL)) ask();
+                if (to == LOCAL) late();
             }
             gmma_fence();
 #pragma unroll
@@ -198,11 +193,6 @@ struct Consumer {
         gmma_pin(acc);
         release(-1);
         mark();
-    }
-    template <int N8, int CHUNKS, bool WORDS>
-    __device__ void product(float (&acc)[N8 * 4], const char* src, int first) {
-        u64 none[1];
-        product<N8, CHUNKS, WORDS>(acc, src, first, none, 0, false);
     }
     // The sum of both warpgroups' products, by rows: warpgroup 0 gets its rows 16t + g, warpgroup 1 rows 16t + g + 8, two
     // adjacent columns of each octet.

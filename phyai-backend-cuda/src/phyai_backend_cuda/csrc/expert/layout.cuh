@@ -29,8 +29,8 @@
 #ifndef FIRST4
 #define FIRST4 0
 #endif
-#ifndef SUMLATE
-#define SUMLATE 0
+#ifndef LATE
+#define LATE 1
 #endif
 #ifndef HALVES
 #define HALVES 1

@@ -9,17 +9,23 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
     float2 shift[N8], rot[N8];  // read ahead of the product: they are at hand when it is done
     const float* table = p.shift_qkv + (size_t(step) * p.layers + layer) * (OCTETS * 8);
     const float* cs = p.cos_sin + size_t(pos0 + min(c.row(), MQ - 1)) * HD;
+    const auto tables = [&] {
 #pragma unroll
-    for (int j = 0; j < N8; ++j) {
-        const int octet = first_octet(c.block()) + j, i = (octet & 31) * 4 + c.q();
-        shift[j] = *reinterpret_cast<const float2*>(table + octet * 8 + 2 * c.q());
-        rot[j] = make_float2(cs[i], cs[i + HD / 2]);
-    }
+        for (int j = 0; j < N8; ++j) {
+            const int octet = first_octet(c.block()) + j, i = (octet & 31) * 4 + c.q();
+            shift[j] = *reinterpret_cast<const float2*>(table + octet * 8 + 2 * c.q());
+            rot[j] = make_float2(cs[i], cs[i + HD / 2]);
+        }
+    };
     const int row = c.row();
-    u64 sums[1];
-    c.product<N8, 16, false>(acc, c.copy(p.xs1, step * (p.layers + 1) + layer, 16 * TILE), c.block() / 4, sums, row);
+    u64 sum;
+    if (!LATE) tables();
+    c.product<N8, 16, false>(acc, c.copy(p.xs1, step * (p.layers + 1) + layer, 16 * TILE), c.block() / 4, [&] {
+        sum = load_relaxed(c.squares(row));
+        if (LATE) tables();
+    });
     c.exchange_rows<N8>(acc, y);
-    const float r = c.norm(sums[0], c.squares(row));
+    const float r = c.norm(sum, c.squares(row));
     if (row < MQ)
 #pragma unroll
         for (int j = 0; j < N8; ++j) {
@@ -49,13 +55,20 @@ __device__ void stage_gate_up(Consumer& c, int step, int layer, u32 use) {
     float4 y[4];
     const float* shift = p.shift_gu + (size_t(step) * p.layers + layer) * (2 * I) + c.block() * 64 + c.group() * 32;
     float2 s[4];
+    const auto tables = [&] {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) s[j] = *reinterpret_cast<const float2*>(shift + j * 8 + 2 * c.q());
+        for (int j = 0; j < 4; ++j) s[j] = *reinterpret_cast<const float2*>(shift + j * 8 + 2 * c.q());
+    };
     const int row = c.first_row();
-    u64 sums[2];
-    c.product<8, 16, false>(acc, c.copy(p.xs2, use, 16 * TILE), c.block() / 4, sums, row);
+    u64 sum, sum8;
+    if (!LATE) tables();
+    c.product<8, 16, false>(acc, c.copy(p.xs2, use, 16 * TILE), c.block() / 4, [&] {
+        sum = load_relaxed(c.squares(row));
+        sum8 = load_relaxed(c.squares(row + 8));
+        if (LATE) tables();
+    });
     c.exchange_octets(acc, y);
-    const float r = c.norm(sums[0], c.squares(row)), r8 = c.norm(sums[1], c.squares(row + 8));
+    const float r = c.norm(sum, c.squares(row)), r8 = c.norm(sum8, c.squares(row + 8));
     if (row < MQ) {
         const int at = (c.block() >> 1) * TILE + ((c.block() & 1) * 2 + c.group()) * 2048 + (c.tid & 127) * 16;
         float z[4], z8[4];

@@ -66,6 +66,7 @@ template <int PHASE> __device__ void reduce_into_x(Consumer& c, const float (&ac
             if ((v[i].x ^ tag) & 1) v[i] = load_relaxed2<false>(at(i));
         if (spins > SPIN_LIMIT) __trap();
     }
+    c.detail(60);
     float4 s = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
     for (int i = 0; i < PARTS; ++i) {
@@ -82,8 +83,11 @@ template <int CHUNKS, int PHASE>
 __device__ void stage_residual(Consumer& c, const char* a, const float* gates, const float* scales, char* xs,
                                u32 xs_use, u32 use) {
     float acc[32];
-    const float2 gate = c.own_columns(gates), scale = c.own_columns(scales);
-    c.product<8, CHUNKS, PHASE == 0>(acc, a, c.cluster() / 4);
+    float2 gate, scale;
+    if (!LATE) gate = c.own_columns(gates), scale = c.own_columns(scales);
+    c.product<8, CHUNKS, PHASE == 0>(acc, a, c.cluster() / 4, [&] {
+        if (LATE) gate = c.own_columns(gates), scale = c.own_columns(scales);
+    });
     reduce_into_x<PHASE>(c, acc, gate, use);
     publish(c, xs, xs_use, scale);
     c.mark();
