@@ -36,6 +36,7 @@ from phyai_backend_cuda.expert.weights import (
     pack_qkv,
     qkv_order,
     rotate_chunks,
+    swap_halves,
 )
 from phyai_backend_cuda.runtime.nvrtc import SOURCES
 
@@ -67,8 +68,11 @@ def stored(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def product(a: torch.Tensor, tiles: torch.Tensor, first: int) -> torch.Tensor:
-    """``a`` by a block's tiles ``[chunks, rows, 64]``, in the order in which the block has them."""
+    """``a`` by a block's tiles ``[chunks, rows, 64]``, in the order in which the block has them; where there are 64 rows,
+    warpgroup 1 has the later 32 of the odd chunks in front."""
     chunks = len(tiles)
+    if tiles.shape[1] == 64:
+        tiles = torch.stack([torch.cat((t[32:], t[:32])) if i % 2 else t for i, t in enumerate(tiles)])
     parts = a.view(64, chunks, 64)[:, (torch.arange(chunks) + first) % chunks]
     return torch.einsum("mck,nck->mn", parts, unpack_tiles(tiles[None]).view(-1, chunks, 64))
 
@@ -116,7 +120,8 @@ def test_gate_up_leaves_for_down_what_down_multiplies() -> None:
     torch.manual_seed(1)
     x, gate_up, down = values(M, 1024), values(2 * INTERMEDIATE, 1024), values(1024, INTERMEDIATE)
     a = taken_by_wgmma(stored(x), 16)
-    tiles = rotate_chunks(pack_tiles(in_fragments(gate_up)[gate_up_order()], 64), torch.arange(BLOCKS) // 4)
+    tiles = pack_tiles(in_fragments(gate_up)[gate_up_order()], 64)
+    tiles = swap_halves(rotate_chunks(tiles, torch.arange(BLOCKS) // 4))
     act = torch.zeros(64, TILE // 2, dtype=torch.float64)
     thread = torch.arange(128)  # of a warpgroup: 16 bytes each
     first_row, q = thread // 32 * 16 + thread // 4 % 8, thread % 4

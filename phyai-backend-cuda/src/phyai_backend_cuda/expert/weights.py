@@ -100,6 +100,15 @@ def rotate_chunks(tiles: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     return tiles[torch.arange(tiles.shape[0], device=tiles.device)[:, None], index]
 
 
+def swap_halves(tiles: torch.Tensor) -> torch.Tensor:
+    """``[B, chunks, 64, 64]`` with the halves of the rows of every odd chunk exchanged: warpgroup 1 multiplies those, and
+    has what it keeps of a product in the same registers as warpgroup 0."""
+    import torch
+
+    odd = torch.arange(tiles.shape[1], device=tiles.device) % 2 == 1
+    return torch.where(odd[:, None, None], tiles.roll(32, 2), tiles)
+
+
 def pack_qkv(weight: torch.Tensor) -> torch.Tensor:
     """``[2560, 1024]`` → flat: per block, per chunk of K, the block's octets."""
     import torch
@@ -118,7 +127,7 @@ def pack_by_rank(weight: torch.Tensor) -> torch.Tensor:
 
     tiles = pack_tiles(in_fragments(weight), 64)  # [16, K / 64, 64, 64]
     ranks = tiles.reshape(16, RANKS, -1, 64, 64).transpose(0, 1).reshape(BLOCKS, -1, 64, 64)
-    return rotate_chunks(ranks, torch.arange(BLOCKS) % 16 // 4).flatten()
+    return swap_halves(rotate_chunks(ranks, torch.arange(BLOCKS) % 16 // 4)).flatten()
 
 
 def pack_embed(weight: torch.Tensor) -> torch.Tensor:
@@ -138,7 +147,7 @@ def pack_layer(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return (
         pack_qkv(layer.qkv),
         pack_by_rank(layer.o[:, attention_order(layer.o.device)]),
-        rotate_chunks(gate_up, torch.arange(BLOCKS) // 4).flatten(),
+        swap_halves(rotate_chunks(gate_up, torch.arange(BLOCKS) // 4)).flatten(),
         pack_by_rank(layer.down),
     )
 

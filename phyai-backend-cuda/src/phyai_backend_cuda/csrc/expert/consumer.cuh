@@ -212,21 +212,20 @@ struct Consumer {
         }
     }
     // The same by octets: warpgroup w gets octets 4w .. + 3; of each, two columns of row 16t + g, then of row 16t + g + 8.
+    // Warpgroup 1's weights have the octets 4 .. 7 in front of 0 .. 3: each warpgroup keeps the first half of what it has.
     __device__ void exchange_octets(const float (&acc)[32], float4 (&y)[4]) {
         const u32 area = take_scratch() + (tid & 127) * 16;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const float *low = acc + j * 4, *high = low + 16;
-            store_shared4(area + (group() * 4 + j) * 2048,
-                          group() ? make_float4(low[0], low[1], low[2], low[3]) : make_float4(high[0], high[1], high[2], high[3]));
+            const float* give = acc + 16 + j * 4;
+            store_shared4(area + (group() * 4 + j) * 2048, make_float4(give[0], give[1], give[2], give[3]));
         }
         sync();
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const float *low = acc + j * 4, *high = low + 16;
+            const float* keep = acc + j * 4;
             const float4 v = as_float4(load_shared4(area + ((group() ^ 1) * 4 + j) * 2048));
-            y[j] = make_float4((group() ? high[0] : low[0]) + v.x, (group() ? high[1] : low[1]) + v.y,
-                               (group() ? high[2] : low[2]) + v.z, (group() ? high[3] : low[3]) + v.w);
+            y[j] = make_float4(keep[0] + v.x, keep[1] + v.y, keep[2] + v.z, keep[3] + v.w);
         }
     }
 };

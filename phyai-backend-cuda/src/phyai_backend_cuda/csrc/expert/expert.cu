@@ -32,7 +32,9 @@ __device__ void run(const Params& p, int tid) {
         }
         if (EMBED) embed_in(c, step);
         else project_in(c);
-        publish(c, p.xs1, first, c.own_columns(p.scale1 + size_t(step) * p.layers * D));
+        if (c.group() == 0)
+            publish(c, word_of_x(c, p.xs1, first), first, c.own_columns(p.scale1 + size_t(step) * p.layers * D), c.x());
+        ++c.uses;
         for (int layer = 0; layer < p.layers; ++layer) {
             const u32 use = step * p.layers + layer;  // of what is used once a layer
             const size_t at = size_t(use) * D;

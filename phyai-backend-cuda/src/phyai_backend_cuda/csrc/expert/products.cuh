@@ -48,6 +48,13 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
     c.mark();
 }
 
+// gelu_tanh with the constants multiplied out: x · sigmoid(2u) = x / (1 + 2^(-2u log2 e)).
+__device__ __forceinline__ float gelu(float x) {
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * fmaf(x * x, -0.10294324f, -2.30220819f)));
+    return __fdividef(x, 1.0f + e);
+}
+
 // gelu(gate) · up: 32 gate and 32 up columns side by side, so that a thread has both of a pair.
 __device__ void stage_gate_up(Consumer& c, int step, int layer, u32 use) {
     const Params& p = c.p;
@@ -71,14 +78,16 @@ __device__ void stage_gate_up(Consumer& c, int step, int layer, u32 use) {
     const float r = c.norm(sum, c.squares(row)), r8 = c.norm(sum8, c.squares(row + 8));
     if (row < MQ) {
         const int at = (c.block() >> 1) * TILE + ((c.block() & 1) * 2 + c.group()) * 2048 + (c.tid & 127) * 16;
+        const u32 both = row + 8 < MQ ? ~0u : 0u;
         float z[4], z8[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            z[j] = gelu_tanh(y[j].x * r + s[j].x) * (y[j].y * r + s[j].y);
-            z8[j] = row + 8 < MQ ? gelu_tanh(y[j].z * r8 + s[j].x) * (y[j].w * r8 + s[j].y) : 0.0f;
+            z[j] = gelu(y[j].x * r + s[j].x) * (y[j].y * r + s[j].y);
+            z8[j] = gelu(y[j].z * r8 + s[j].x) * (y[j].w * r8 + s[j].y);
         }
-        store_relaxed4(c.copy(p.act, use, 64 * TILE) + at, make_uint4(pack_bf16(z[0], z[1]), pack_bf16(z8[0], z8[1]),
-                                                                      pack_bf16(z[2], z[3]), pack_bf16(z8[2], z8[3])));
+        store_relaxed4(c.copy(p.act, use, 64 * TILE) + at,
+                       make_uint4(pack_bf16(z[0], z[1]), pack_bf16(z8[0], z8[1]) & both, pack_bf16(z[2], z[3]),
+                                  pack_bf16(z8[2], z8[3]) & both));
         store_empty4(c.copy(p.act, use + 1, 64 * TILE) + at);
     }
     c.mark();
