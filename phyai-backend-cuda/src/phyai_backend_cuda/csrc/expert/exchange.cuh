@@ -35,6 +35,11 @@ __device__ __forceinline__ void store_relaxed4(void* p, uint4 v) {
 __device__ __forceinline__ void store_empty(void* p) { store_relaxed(p, EMPTY); }
 __device__ __forceinline__ void store_empty2(void* p) { store_relaxed2(p, EMPTY, EMPTY); }
 __device__ __forceinline__ void store_empty4(void* p) { store_relaxed4(p, make_uint4(EMPTY, EMPTY, EMPTY, EMPTY)); }
+// An address that is computed here, and not where it is used.
+__device__ __forceinline__ char* computed(char* p) {
+    asm volatile("" : "+l"(p));
+    return p;
+}
 __device__ __forceinline__ float low_bf16(u32 v) { return __uint_as_float(v << 16); }
 __device__ __forceinline__ float high_bf16(u32 v) { return __uint_as_float(v & 0xFFFF0000u); }
 __device__ __forceinline__ u32 tagged(u32 v, u32 tag) { return (v & ~1u) | tag; }

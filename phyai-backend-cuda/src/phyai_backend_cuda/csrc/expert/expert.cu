@@ -33,7 +33,7 @@ __device__ void run(const Params& p, int tid) {
         if (EMBED) embed_in(c, step);
         else project_in(c);
         if (c.group() == 0)
-            publish(c, word_of_x(c, p.xs1, first), first, c.own_columns(p.scale1 + size_t(step) * p.layers * D), c.x());
+            publish(c, c.copy(p.xs1, first, 16 * TILE) + c.own_word(), first, c.own_columns(p.scale1 + size_t(step) * p.layers * D), c.x());
         ++c.uses;
         for (int layer = 0; layer < p.layers; ++layer) {
             const u32 use = step * p.layers + layer;  // of what is used once a layer

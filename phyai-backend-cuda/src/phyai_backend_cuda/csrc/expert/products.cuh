@@ -19,32 +19,38 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
     };
     const int row = c.row();
     u64 sum;
+    char* to[N8];
     if (!LATE) tables();
     c.product<N8, 16, false>(acc, c.copy(p.xs1, step * (p.layers + 1) + layer, 16 * TILE), c.block() / 4, [&] {
         sum = load_relaxed(c.squares(row));
         if (LATE) tables();
-    });
-    c.exchange_rows<N8>(acc, y);
-    const float r = c.norm(sum, c.squares(row));
-    if (row < MQ)
 #pragma unroll
         for (int j = 0; j < N8; ++j) {
             const int octet = first_octet(c.block()) + j, within = octet & 31;  // of its head
+            if (octet < 256)  // k-step within / 2 of a head: its columns in the tensor core's order
+                to[j] = c.copy(p.qbuf, use, 32 * TILE) + ((octet >> 5) * 4 + (within >> 3)) * TILE +
+                        fragment(row, (within >> 1 & 3) * 8 + 2 * c.q() + (within & 1));
+            else
+                to[j] = c.copy(p.fresh, use, FRESH) + ((octet >= 288) * ROWS + row) * 512 + within * 16 + c.q() * 4;
+            to[j] = computed(to[j]);
+        }
+    });
+    c.exchange_rows<N8>(acc, y);
+    const float r = c.norm(sum, c.squares(row));
+    if (row < MQ) {
+#pragma unroll
+        for (int j = 0; j < N8; ++j) {
+            const int octet = first_octet(c.block()) + j;
             const float a = y[j][0] * r + shift[j].x, b = y[j][1] * r + shift[j].y;
             const u32 turned = pack_bf16(a * rot[j].x - b * rot[j].y, b * rot[j].x + a * rot[j].y);
-            char *base, *empty;
-            if (octet < 256) {  // k-step within / 2 of a head: its columns in the fragments' own order
-                const int at = ((octet >> 5) * 4 + (within >> 3)) * TILE + fragment(row, (within >> 1 & 3) * 8 + 2 * c.q() + (within & 1));
-                base = c.copy(p.qbuf, use, 32 * TILE) + at;
-                empty = c.copy(p.qbuf, use + 1, 32 * TILE) + at;
-            } else {
-                const int at = ((octet >= 288) * ROWS + row) * 512 + within * 16 + c.q() * 4;
-                base = c.copy(p.fresh, use, FRESH) + at;
-                empty = c.copy(p.fresh, use + 1, FRESH) + at;
-            }
-            store_relaxed(base, octet < 288 ? turned : pack_bf16(a, b));  // q or k: dimensions i and i + 128 of a head
-            store_empty(empty);
+            store_relaxed(to[j], octet < 288 ? turned : pack_bf16(a, b));  // q or k: dimensions i and i + 128 of a head
         }
+#pragma unroll
+        for (int j = 0; j < N8; ++j) {
+            const int copy = first_octet(c.block()) + j < 256 ? 32 * TILE : FRESH;
+            store_empty(to[j] + (use & 1 ? -copy : copy));
+        }
+    }
     c.mark();
 }
 
@@ -68,16 +74,18 @@ __device__ void stage_gate_up(Consumer& c, int step, int layer, u32 use) {
     };
     const int row = c.first_row();
     u64 sum, sum8;
+    char* to;
     if (!LATE) tables();
     c.product<8, 16, false>(acc, c.copy(p.xs2, use, 16 * TILE), c.block() / 4, [&] {
         sum = load_relaxed(c.squares(row));
         sum8 = load_relaxed(c.squares(row + 8));
         if (LATE) tables();
+        to = computed(c.copy(p.act, use, 64 * TILE) + (c.block() >> 1) * TILE +
+                      ((c.block() & 1) * 2 + c.group()) * 2048 + (c.tid & 127) * 16);
     });
     c.exchange_octets(acc, y);
     const float r = c.norm(sum, c.squares(row)), r8 = c.norm(sum8, c.squares(row + 8));
     if (row < MQ) {
-        const int at = (c.block() >> 1) * TILE + ((c.block() & 1) * 2 + c.group()) * 2048 + (c.tid & 127) * 16;
         const u32 both = row + 8 < MQ ? ~0u : 0u;
         float z[4], z8[4];
 #pragma unroll
@@ -85,10 +93,9 @@ __device__ void stage_gate_up(Consumer& c, int step, int layer, u32 use) {
             z[j] = gelu(y[j].x * r + s[j].x) * (y[j].y * r + s[j].y);
             z8[j] = gelu(y[j].z * r8 + s[j].x) * (y[j].w * r8 + s[j].y);
         }
-        store_relaxed4(c.copy(p.act, use, 64 * TILE) + at,
-                       make_uint4(pack_bf16(z[0], z[1]), pack_bf16(z8[0], z8[1]) & both, pack_bf16(z[2], z[3]),
-                                  pack_bf16(z8[2], z8[3]) & both));
-        store_empty4(c.copy(p.act, use + 1, 64 * TILE) + at);
+        store_relaxed4(to, make_uint4(pack_bf16(z[0], z[1]), pack_bf16(z8[0], z8[1]) & both, pack_bf16(z[2], z[3]),
+                                      pack_bf16(z8[2], z8[3]) & both));
+        store_empty4(to + (use & 1 ? -64 * TILE : 64 * TILE));
     }
     c.mark();
 }

@@ -2,13 +2,6 @@
 #pragma once
 #include "expert/consumer.cuh"
 
-// The word of x that this thread of warpgroup 0 publishes for the use'th time in this buffer; computed here and now.
-__device__ char* word_of_x(const Consumer& c, char* xs, u32 use) {
-    char* word = c.copy(xs, use, 16 * TILE) + c.own_word();
-    asm volatile("" : "+l"(word));
-    return word;
-}
-
 // Publish bf16(x · f) for the use'th time in `word`'s buffer, keep x, and publish this block's part of the sums of
 // squares. All of warpgroup 0; what others wait for goes first.
 __device__ void publish(Consumer& c, char* word, u32 use, const float2& f, const float4& x) {
@@ -31,11 +24,10 @@ __device__ void publish(Consumer& c, char* word, u32 use, const float2& f, const
 }
 
 // Publish this block's part of a W for the 8 blocks of the same columns: octet j of y is rank j's. What blocks pass on is
-// bf16, as a product's output is where products are kernels of their own. PHASE 0 and 1 of a layer have areas of their
-// own.
+// bf16, as a product's output is where products are kernels of their own.
+// PHASE 0 and 1 of a layer have areas of their own.
 constexpr int PART = 1024, PARTS = RANKS * PART * HALVES;  // bytes of what one block gives another, and all others
-template <int PHASE> __device__ void publish_parts(Consumer& c, const float (&acc)[32], u32 tag) {
-    char* mine = c.p.part + PHASE * (G * PARTS) + c.block() * PARTS + (c.tid & 127) * 8;
+__device__ void publish_parts(Consumer& c, char* mine, const float (&acc)[32], u32 tag) {
     if (HALVES == 2) {
         if (c.first_row() < MQ)
 #pragma unroll
@@ -43,8 +35,6 @@ template <int PHASE> __device__ void publish_parts(Consumer& c, const float (&ac
                 store_relaxed2(mine + ((j ^ c.group() * 4) * HALVES + c.group()) * PART,
                                tagged(pack_bf16(acc[4 * j], acc[4 * j + 1]), tag), pack_bf16(acc[4 * j + 2], acc[4 * j + 3]));
     } else {
-        mine += c.group() * (4 * PART);
-        asm volatile("" : "+l"(mine));
         float4 y[4];
         c.exchange_octets(acc, y);
         if (c.first_row() < MQ)
@@ -86,14 +76,17 @@ __device__ void stage_residual(Consumer& c, const char* a, const float* gates, c
     float acc[32];
     float2 gate, scale;
     if (!LATE) gate = c.own_columns(gates), scale = c.own_columns(scales);
+    char *mine, *word;
     c.product<8, CHUNKS, PHASE == 0>(acc, a, c.cluster() / 4, [&] {
         if (LATE) gate = c.own_columns(gates), scale = c.own_columns(scales);
+        mine = computed(c.p.part + PHASE * (G * PARTS) + c.block() * PARTS + (c.tid & 127) * 8 +
+                        (HALVES == 2 ? 0 : c.group() * (4 * PART)));
+        word = computed(c.copy(xs, xs_use, 16 * TILE) + c.own_word());
     });
     const u32 tag = use & 1 ^ 1;
-    publish_parts<PHASE>(c, acc, tag);
+    publish_parts(c, mine, acc, tag);
     c.mark();
     if (c.group() == 0) {
-        char* word = word_of_x(c, xs, xs_use);
         float4 x = c.x();
         if (c.owns()) {
             const float4 s = sum_of_parts<PHASE>(c, tag);
