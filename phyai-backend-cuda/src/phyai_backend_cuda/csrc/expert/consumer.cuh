@@ -140,25 +140,41 @@ struct Consumer {
         constexpr int ASKED = LOCAL < AHEAD ? LOCAL : AHEAD, STEP = NEED < PER ? PER : NEED;
         const auto at = [&](int c) { return src + ((2 * c + group() + first) & (CHUNKS - 1)) * TILE + unit(); };
         uint4 a[LOCAL][4];
-        if (FIRST4) {
-            fetch<WORDS>(a[0], at(0));
-            settle<4, WORDS>(a[0], at(0));
-        } else if (TURNS && LOCAL >= TURNS) {  // warpgroup 1 asks when warpgroup 0 has asked
-            if (group()) asm volatile("bar.sync 2, 256;" ::: "memory");
+        const bool follows = TURNS && LOCAL >= TURNS && group() != LEAD;
+        if (follows) asm volatile("bar.sync 2, 256;" ::: "memory");
+        if (POLLED == 1) {
             a[0][0] = load_relaxed4<WORDS>(at(0));
-            if (!group()) {
-                uint4 first[1] = {a[0][0]};
-                settle<1, WORDS>(first, at(0));
-                a[0][0] = first[0];
+            if (!follows) {
+                uint4 one[1] = {a[0][0]};
+                settle<1, WORDS>(one, at(0));
+                a[0][0] = one[0];
             }
+        } else if (POLLED == 4) {
+            fetch<WORDS>(a[0], at(0));
+            if (!follows) settle<4, WORDS>(a[0], at(0));
+        } else {  // one of each chunk
 #pragma unroll
-            for (int k = 1; k < 4; ++k) a[0][k] = load_relaxed4<WORDS>(at(0) + k * 2048);
-        } else {
-            fetch_first<WORDS>(a[0], at(0));
+            for (int l = 0; l < LOCAL; ++l) a[l][l & 3] = load_relaxed4<WORDS>(at(l) + (l & 3) * 2048);
+            if (!follows)
+                for (u32 spins = 0;; ++spins) {
+                    u32 top = 0;
+#pragma unroll
+                    for (int l = 0; l < LOCAL; ++l) {
+                        top = max(top, max(a[l][l & 3].x, a[l][l & 3].z));
+                        if (WORDS) top = max(top, max(a[l][l & 3].y, a[l][l & 3].w));
+                    }
+                    if (!__any_sync(~0u, top == EMPTY)) break;
+#pragma unroll
+                    for (int l = 0; l < LOCAL; ++l) renew<WORDS>(a[l][l & 3], at(l) + (l & 3) * 2048);
+                    if (spins > SPIN_LIMIT) __trap();
+                }
         }
 #pragma unroll
-        for (int l = 1; l < ASKED; ++l) fetch<WORDS>(a[l], at(l));
-        if (TURNS && LOCAL >= TURNS && !group()) asm volatile("bar.arrive 2, 256;" ::: "memory");
+        for (int l = 0; l < ASKED; ++l)
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                if (POLLED == 1 ? l || k : POLLED == 4 ? l : k != (l & 3)) a[l][k] = load_relaxed4<WORDS>(at(l) + k * 2048);
+        if (TURNS && LOCAL >= TURNS && !follows) asm volatile("bar.arrive 2, 256;" ::: "memory");
         mark();
 #pragma unroll
         for (int i = 0; i < N8 * 4; ++i) acc[i] = 0.0f;
@@ -172,7 +188,6 @@ struct Consumer {
                 const int asked = min(max(item - 1, 0) * PER + ASKED, LOCAL), to = min(l + STEP, LOCAL);
                 const u32 spins = settle_chunks<WORDS>(a, at, l, to, SWEEP ? asked : to);
                 detail(spins);
-                if (to == LOCAL) late();
             }
             gmma_fence();
 #pragma unroll
@@ -180,6 +195,7 @@ struct Consumer {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) gmma<N8>(acc, a[l + j][k], w + (j * 2 * N8 * 1024 + k * 32) / 16);
             gmma_commit();
+            if (l == min((LOCAL - 1) / STEP * STEP + PER, LOCAL - PER)) late();
             if (item) {
                 gmma_wait<1>();
                 release(-1);

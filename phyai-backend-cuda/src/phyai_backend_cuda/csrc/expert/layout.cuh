@@ -26,8 +26,11 @@
 #ifndef TURNS
 #define TURNS 0
 #endif
-#ifndef FIRST4
-#define FIRST4 0
+#ifndef POLLED
+#define POLLED 1
+#endif
+#ifndef LEAD
+#define LEAD 0
 #endif
 #ifndef LATE
 #define LATE 1
