@@ -11,7 +11,7 @@ __device__ __forceinline__ float2 projected(const Consumer& c, int row) {
     float x[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) x[i] = p.in_b[c.own_col() + i];
-#pragma unroll 1
+#pragma unroll
     for (int j = 0; j < AD; j += 4) {
         const float4 v = __ldcg(reinterpret_cast<const float4*>(a + j));  // other blocks wrote it: not from L1
 #pragma unroll
@@ -61,6 +61,10 @@ __device__ void project_out(Consumer& c, int step, const char* xs) {
     const Params& p = c.p;
     const u32 area = c.take_scratch();
     if (c.block() >= MQ || (FIXED && c.block() < FIXED)) return;
+    const int col = c.tid >> 3, part = c.tid & 7;
+    uint2 w[D / 32];  // read ahead of x
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) w[i] = *reinterpret_cast<const uint2*>(p.out_w + col * D + (part + i * 8) * 4);
     const char* at = xs + (c.tid >> 4) * TILE + fragment(c.block() & ~8, (c.tid & 15) * 2);
     uint4 v[1] = {load_relaxed4<false>(at)};
     Consumer::settle<1, false>(v, at);
@@ -69,14 +73,12 @@ __device__ void project_out(Consumer& c, int step, const char* xs) {
     c.sync();
     const u64* squares = c.squares(c.block());
     const float r = c.norm(load_relaxed(squares), squares);
-    const int col = c.tid >> 3, part = c.tid & 7;
     float dot = 0.0f;
-#pragma unroll 8
-    for (int i = part; i < D / 4; i += 8) {
-        const float2 xv = load_shared2(area + i * 8);
-        const uint2 wv = *reinterpret_cast<const uint2*>(p.out_w + col * D + i * 4);
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) {
+        const float2 xv = load_shared2(area + (part + i * 8) * 8);
         const float2 x0 = unpack_bf16(__float_as_uint(xv.x)), x1 = unpack_bf16(__float_as_uint(xv.y));
-        const float2 w0 = unpack_bf16(wv.x), w1 = unpack_bf16(wv.y);
+        const float2 w0 = unpack_bf16(w[i].x), w1 = unpack_bf16(w[i].y);
         dot += x0.x * w0.x + x0.y * w0.y + x1.x * w1.x + x1.y * w1.y;
     }
 #pragma unroll
