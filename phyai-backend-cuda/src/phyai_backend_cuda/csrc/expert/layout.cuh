@@ -29,6 +29,9 @@
 #ifndef POLLED
 #define POLLED 1
 #endif
+#ifndef DELAY
+#define DELAY 0
+#endif
 #ifndef LEAD
 #define LEAD 0
 #endif

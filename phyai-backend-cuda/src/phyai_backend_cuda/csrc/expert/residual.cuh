@@ -48,9 +48,14 @@ template <int PHASE> __device__ float4 sum_of_parts(Consumer& c, u32 tag) {
     const char* from = c.p.part + PHASE * (G * PARTS) + c.cluster() * PARTS + c.rank() * (PART * HALVES) + c.tid * 8;
     const auto at = [&](int i) { return from + (i / HALVES) * (16 * PARTS) + (i % HALVES) * PART; };
     uint2 v[RANKS * HALVES];
+    if (DELAY) {
+        const u32 begin = static_cast<u32>(clock());
+        while (static_cast<u32>(clock()) - begin < DELAY) {}
+    }
+    u32 spins = 0;
 #pragma unroll
     for (int i = 0; i < RANKS * HALVES; ++i) v[i] = load_relaxed2<false>(at(i));
-    for (u32 spins = 0;; ++spins) {
+    for (;; ++spins) {
         u32 wrong = 0;
 #pragma unroll
         for (int i = 0; i < RANKS * HALVES; ++i) wrong |= v[i].x ^ tag;
@@ -60,6 +65,7 @@ template <int PHASE> __device__ float4 sum_of_parts(Consumer& c, u32 tag) {
             if ((v[i].x ^ tag) & 1) v[i] = load_relaxed2<false>(at(i));
         if (spins > SPIN_LIMIT) __trap();
     }
+    c.detail(min(spins, 59));
     float4 s = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
     for (int i = 0; i < RANKS * HALVES; ++i) {
@@ -92,7 +98,6 @@ __device__ void stage_residual(Consumer& c, const char* a, const float* gates, c
             const float4 s = sum_of_parts<PHASE>(c, tag);
             x = make_float4(x.x + gate.x * s.x, x.y + gate.y * s.y, x.z + gate.x * s.z, x.w + gate.y * s.w);
         }
-        c.detail(60);
         publish(c, word, xs_use, scale, x);
     }
     ++c.uses;
