@@ -32,6 +32,12 @@
 #ifndef DELAY
 #define DELAY 0
 #endif
+#ifndef ROT
+#define ROT 4
+#endif
+#ifndef ROTC
+#define ROTC 4
+#endif
 #ifndef LEAD
 #define LEAD 0
 #endif

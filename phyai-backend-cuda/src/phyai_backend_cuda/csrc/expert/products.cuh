@@ -21,7 +21,7 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
     u64 sum;
     char* to[N8];
     if (!LATE) tables();
-    c.product<N8, 16, false>(acc, c.copy(p.xs1, step * (p.layers + 1) + layer, 16 * TILE), c.block() / 4, [&] {
+    c.product<N8, 16, false>(acc, c.copy(p.xs1, step * (p.layers + 1) + layer, 16 * TILE), c.block() / ROT, [&] {
         sum = load_relaxed(c.squares(row));
         if (LATE) tables();
 #pragma unroll
@@ -76,7 +76,7 @@ __device__ void stage_gate_up(Consumer& c, int step, int layer, u32 use) {
     u64 sum, sum8;
     char* to;
     if (!LATE) tables();
-    c.product<8, 16, false>(acc, c.copy(p.xs2, use, 16 * TILE), c.block() / 4, [&] {
+    c.product<8, 16, false>(acc, c.copy(p.xs2, use, 16 * TILE), c.block() / ROT, [&] {
         sum = load_relaxed(c.squares(row));
         sum8 = load_relaxed(c.squares(row + 8));
         if (LATE) tables();

@@ -83,7 +83,7 @@ __device__ void stage_residual(Consumer& c, const char* a, const float* gates, c
     float2 gate, scale;
     if (!LATE) gate = c.own_columns(gates), scale = c.own_columns(scales);
     char *mine, *word;
-    c.product<8, CHUNKS, PHASE == 0>(acc, a, c.cluster() / 4, [&] {
+    c.product<8, CHUNKS, PHASE == 0>(acc, a, c.cluster() / ROTC, [&] {
         if (LATE) gate = c.own_columns(gates), scale = c.own_columns(scales);
         mine = computed(c.p.part + PHASE * (G * PARTS) + c.block() * PARTS + (c.tid & 127) * 8 +
                         (HALVES == 2 ? 0 : c.group() * (4 * PART)));
