@@ -176,8 +176,8 @@ def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor], spread: 
     use, x_use = model.steps * layers - 1, model.steps * (layers + 1) - 1  # the last ones: which copy they are in
 
     def fragments(name: str, use: int) -> torch.Tensor:
-        units = t[name].view(2, -1)[use & 1].view(torch.bfloat16).view(-1, 4, 8, 4, 2, 4)
-        return units.permute(1, 4, 2, 0, 3, 5).reshape(64, -1)[:m]
+        pairs = t[name].view(2, -1)[use & 1].view(torch.bfloat16).view(-1, 4, 8, 8, 2, 2)
+        return pairs.permute(1, 4, 2, 0, 3, 5).reshape(64, -1)[:m]
 
     def cache(name: str, chunks: list[int]) -> torch.Tensor:
         tiles = t[name][last].view(torch.bfloat16).view(-1, 4, 64, 64)[:, chunks]
@@ -187,7 +187,7 @@ def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor], spread: 
     order = qkv_order(device)[:HD]
     fresh = t["fresh"].view(2, 2, ROWS, 2 * HD)[use & 1].view(torch.bfloat16)
     queries = t["qbuf"].view(2, H * 4 * TILE)[use & 1].view(torch.bfloat16).view(-1, 4, 8, 4, 2, 2, 2)
-    queries = queries.permute(1, 4, 2, 0, 5, 3, 6).reshape(64, H, HD)[:m]
+    queries = queries.permute(1, 5, 2, 0, 4, 3, 6).reshape(64, H, HD)[:m]  # in the tensor core's order
     before = {} if model.embedding is None else {
         "z": error(fragments("zs", model.steps - 1)[model.front :], seen["z"])
     }  # fmt: skip

@@ -145,8 +145,8 @@ def test_the_fixed_row_is_the_same_whatever_the_actions(prefix: int) -> None:
     rows = []
     for _ in range(2):
         case.run(torch.randn(10, AD, device="cuda"))
-        units = case.expert.tensors["obuf"].view(-1, 4, 8, 4, 2, 8)  # k-step, row tile, row, q, row + 8, bytes
-        rows.append(units[:, 0, :, :, 0].transpose(0, 1).clone())
+        words = case.expert.tensors["obuf"].view(-1, 4, 8, 8, 2, 4)  # k-step, row tile, row, pair, row + 8, bytes
+        rows.append(words[:, 0, :, :, 0].transpose(0, 1).clone())
     assert [torch.equal(*row) for row in zip(*rows, strict=True)] == [True] + [False] * 7
 
 

@@ -36,38 +36,43 @@ from phyai_backend_cuda.expert.weights import (
     pack_qkv,
     qkv_order,
     rotate_chunks,
+    swap_halves,
 )
 from phyai_backend_cuda.runtime.nvrtc import SOURCES
 
 M = 50
 
 
-def fragment(row, quad):
-    """Byte of columns ``4 * quad ..`` of a row within a chunk, as in ``csrc/expert/layout.cuh``."""
-    return (quad // 4) * 2048 + (row // 16) * 512 + row % 8 * 64 + quad % 4 * 16 + row // 8 % 2 * 8
+def fragment(row, pair):
+    """Byte of columns ``2 * pair ..`` of a row within a chunk, as in ``csrc/expert/layout.cuh``."""
+    return (pair // 8) * 2048 + (row // 16) * 512 + row % 8 * 64 + pair % 8 * 8 + row // 8 % 2 * 4
 
 
 def taken_by_wgmma(buffer: torch.Tensor, chunks: int) -> torch.Tensor:
     """``A [64, 64 * chunks]`` of wgmma m64nNk16 from registers (PTX ISA, figure of its A fragment): lane 4g + q holds
-    rows g and g + 8, columns 2q, 2q + 1, 2q + 8, 2q + 9; 16 bytes a lane, x y of row g before z w of row g + 8."""
-    units = buffer.view(chunks, 4, 4, 8, 4, 2, 2, 2)  # chunk, k-step, row tile, g, q, row + 8, column + 8, column + 1
-    return units.permute(2, 5, 3, 0, 1, 6, 4, 7).reshape(64, chunks * 64)
+    rows g and g + 8, columns 2q, 2q + 1, 2q + 8, 2q + 9; of its four registers the first two hold both rows' first two
+    columns, the others both rows' columns + 8."""
+    units = buffer.view(chunks, 4, 4, 8, 4, 2, 2, 2)  # chunk, k-step, row tile, g, q, column + 8, row + 8, column + 1
+    return units.permute(2, 6, 3, 0, 1, 5, 4, 7).reshape(64, chunks * 64)
 
 
 def stored(matrix: torch.Tensor) -> torch.Tensor:
-    """``[M, K]`` in the order of the kernel's columns, four at a time at ``fragment``."""
+    """``[M, K]`` in the order of the kernel's columns, two at a time at ``fragment``."""
     rows, chunks = matrix.shape[0], matrix.shape[1] // 64
     buffer = torch.zeros(chunks, TILE // 2, dtype=matrix.dtype)
-    row, quad = torch.arange(rows)[:, None], torch.arange(16)[None]
-    at = (fragment(row, quad) // 2)[..., None] + torch.arange(4)
+    row, pair = torch.arange(rows)[:, None], torch.arange(32)[None]
+    at = (fragment(row, pair) // 2)[..., None] + torch.arange(2)
     for chunk in range(chunks):
-        buffer[chunk, at] = matrix[:, chunk * 64 : chunk * 64 + 64].view(rows, 16, 4)
+        buffer[chunk, at] = matrix[:, chunk * 64 : chunk * 64 + 64].view(rows, 32, 2)
     return buffer.flatten()
 
 
 def product(a: torch.Tensor, tiles: torch.Tensor, first: int) -> torch.Tensor:
-    """``a`` by a block's tiles ``[chunks, rows, 64]``, in the order in which the block has them."""
+    """``a`` by a block's tiles ``[chunks, rows, 64]``, in the order in which the block has them; where there are 64 rows,
+    warpgroup 1 has the later 32 of the odd chunks in front."""
     chunks = len(tiles)
+    if tiles.shape[1] == 64:
+        tiles = torch.stack([torch.cat((t[32:], t[:32])) if i % 2 else t for i, t in enumerate(tiles)])
     parts = a.view(64, chunks, 64)[:, (torch.arange(chunks) + first) % chunks]
     return torch.einsum("mck,nck->mn", parts, unpack_tiles(tiles[None]).view(-1, chunks, 64))
 
@@ -105,7 +110,7 @@ def test_qkv_reads_x_and_leaves_queries_for_the_scores() -> None:
     for octet in range(256):
         within = octet % 32
         for q in range(4):
-            at = fragment(row, within // 2 % 4 * 4 + q) + within % 2 * 4
+            at = fragment(row, within // 2 % 4 * 8 + 2 * q + within % 2)
             for e in range(2):
                 queries[octet // 32 * 4 + within // 8, at // 2 + e] = got[:, octet * 8 + 2 * q + e]
     assert torch.equal(taken_by_wgmma(queries.flatten(), 32)[:M], want[:, :2048])
@@ -115,16 +120,17 @@ def test_gate_up_leaves_for_down_what_down_multiplies() -> None:
     torch.manual_seed(1)
     x, gate_up, down = values(M, 1024), values(2 * INTERMEDIATE, 1024), values(1024, INTERMEDIATE)
     a = taken_by_wgmma(stored(x), 16)
-    tiles = rotate_chunks(pack_tiles(in_fragments(gate_up)[gate_up_order()], 64), torch.arange(BLOCKS) // 4)
+    tiles = pack_tiles(in_fragments(gate_up)[gate_up_order()], 64)
+    tiles = swap_halves(rotate_chunks(tiles, torch.arange(BLOCKS) // 4))
     act = torch.zeros(64, TILE // 2, dtype=torch.float64)
-    row = torch.arange(M)[:, None]
+    thread = torch.arange(128)  # of a warpgroup: 16 bytes each
+    first_row, q = thread // 32 * 16 + thread // 4 % 8, thread % 4
     for block in range(BLOCKS):
-        y = product(a, tiles[block], block // 4)[:M].view(M, 8, 4, 2)  # octet, q, gate and up
-        for q in range(4):
-            z = y[:, :, q, 0] + y[:, :, q, 1]  # any function of the two
-            at = fragment(row, block % 2 * 8 + q) // 2
-            act[block // 2, at + torch.arange(4)] = z[:, :4]
-            act[block // 2, at + 1024 + torch.arange(4)] = z[:, 4:]
+        y = product(a, tiles[block], block // 4).view(64, 8, 4, 2).sum(-1)  # row, octet, q; any function of gate and up
+        for group in range(2):
+            unit = [y[first_row + 8 * (i // 2 % 2), group * 4 + i // 4 * 2 + i % 2, q] for i in range(8)]
+            k_step = block % 2 * 2 + group
+            act[block // 2].view(4, 128, 8)[k_step] = torch.stack(unit, -1)
     g, u = (x @ gate_up.T).chunk(2, -1)
     assert torch.equal(by_rank(taken_by_wgmma(act.flatten(), 64), pack_by_rank(down), INTERMEDIATE), (g + u) @ down.T)
 
@@ -141,8 +147,9 @@ def test_combined_attention_is_what_o_multiplies() -> None:
             mine = attention[:, head * 256 + columns]
             for half in range(2):
                 k_step = unit // 4 * 2 + half
-                at = fragment(row, k_step % 4 * 4 + unit % 4) // 2 + torch.arange(4)
-                out[head * 4 + k_step // 4, at] = mine[:, half * 4 : half * 4 + 4]
+                at = fragment(row, k_step % 4 * 8 + unit % 4 * 2) // 2 + torch.arange(2)
+                out[head * 4 + k_step // 4, at] = mine[:, half * 4 : half * 4 + 2]
+                out[head * 4 + k_step // 4, at + 4] = mine[:, half * 4 + 2 : half * 4 + 4]
     packed = pack_by_rank(weight[:, attention_order()])
     assert torch.equal(by_rank(taken_by_wgmma(out.flatten(), 32), packed, 2048), attention @ weight.T)
 

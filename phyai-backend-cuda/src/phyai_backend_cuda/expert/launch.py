@@ -38,7 +38,7 @@ EXCHANGE: dict[str, int] = {
 EMBEDDED: dict[str, int] = {"zs": 2 * 16 * TILE}
 FRAGMENTS = ("xs1", "xs2", "qbuf", "obuf", "act", "zs")
 #: A launch starts with these zero: the first use's tag is one.
-TAGGED: dict[str, int] = {"opart": HEADS * 16 * SPLITS * ROWS * 32, "part": 2 * BLOCKS * RANKS * ROWS * 16}
+TAGGED: dict[str, int] = {"opart": HEADS * 16 * SPLITS * ROWS * 32, "part": 2 * BLOCKS * RANKS * 2048}
 
 
 class _Params(ctypes.Structure):
@@ -51,7 +51,7 @@ class _Params(ctypes.Structure):
 
 def shared_bytes(slots: int) -> int:
     """Shared memory of a block: the ring, what its two warpgroups exchange, barriers, x."""
-    return slots * 2 * TILE + 2 * 16384 + slots * 16 + 2 * ROWS * 16
+    return slots * 2 * TILE + 2 * 16384 + slots * 16 + 128 * 16
 
 
 def carveout(slots: int) -> int:
@@ -94,7 +94,7 @@ def blank_exchange(sizes: Mapping[str, int], rows: int, device: Any = None) -> t
     views["ssq"].zero_()
     views["done"].zero_()
     for name in sizes.keys() & FRAGMENTS:
-        units = views[name].view(-1, 4, 8, 4, 2, 8)  # k-step, row tile, row, q, row + 8, bytes
+        units = views[name].view(-1, 4, 8, 8, 2, 4)  # k-step, row tile, row, pair of columns, row + 8, bytes
         row = torch.arange(4)[:, None, None] * 16 + torch.arange(8)[:, None] + torch.arange(2)[None, None] * 8
         units.masked_fill_((row >= rows)[:, :, None, :, None].to(device), 0)
     return buffer
@@ -155,7 +155,7 @@ class Expert:
             "expert/expert.cu", "expert", macros, arch="sm_90a", shared_bytes=shared_bytes(slots),
             carveout=carveout(slots),
         )  # fmt: skip
-        self._pack = load("expert/prefix.cu", "pack_kv", {"MQ": rows, "SPREAD": macros.get("SPREAD", 0)}, arch="sm_90a")
+        self._pack = load("expert/prefix.cu", "pack_kv", {"MQ": rows, "SPREAD": macros.get("SPREAD", 1)}, arch="sm_90a")
         self._pointers: torch.Tensor | None = None
 
     def bind_cache(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

@@ -4,38 +4,27 @@
 #include "expert/consumer.cuh"
 
 #ifndef SHOT
-#define SHOT 0
+#define SHOT 1
 #endif
-#ifndef FRONT
-#define FRONT 0
+#ifndef QROT
+#define QROT 0
 #endif
-#ifndef PEEL
-#define PEEL 0
+#ifndef QDELAY
+#define QDELAY 0
 #endif
-#ifndef PIN
-#define PIN PEEL
+#ifndef PDELAY
+#define PDELAY 0
 #endif
-#ifndef ROT
-#define ROT 0
-#endif
-#ifndef EARLY
-#define EARLY 0
-#endif
-#ifndef OVER
-#define OVER 0
-#endif
-#ifndef SOFT
-#define SOFT 0
-#endif
-#if SOFT
+
 __device__ __forceinline__ float power2(float x) {  // 2^x; denormal results become zero
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-#else
-__device__ __forceinline__ float power2(float x) { return exp2f(x); }
-#endif
+__device__ __forceinline__ void pause(u32 cycles) {
+    if (cycles)
+        for (u32 t = u32(clock()); u32(clock()) - t < cycles;) {}
+}
 
 // Units of 16 bytes of a tile that holds keys of this step, from the cache and from what blocks have just published, into
 // the slots that the producer has kept free: `thread` of THREADS writes 8 of them, from item FIRST of the tile's four on.
@@ -110,72 +99,38 @@ struct Patch {
             v = load<1>(0);
         }
         put<0>(c, k);
-        asm volatile("bar.arrive 2, 256;" ::: "memory");
+        asm volatile("bar.arrive 3, 256;" ::: "memory");
         put<1>(c, v);
     }
 };
 
 // s[64 queries, 64 keys] = q · kᵀ, for one warpgroup; k is the ring's next two items.
 __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* queries) {
-#if ROT
-#define CHUNK(i) ((i + c.cluster() & 3))
-#else
-#define CHUNK(i) (i)
-#endif
+    const auto chunk = [&](int i) { return QROT ? i + c.cluster() & 3 : i; };
     uint4 q[4][4];
-    if (SHOT) Consumer::fetch<true>(q[0], queries + CHUNK(0) * TILE);
-    else Consumer::fetch_first<true>(q[0], queries + CHUNK(0) * TILE);
+    if (!SHOT) Consumer::fetch_first<true>(q[0], queries + chunk(0) * TILE);
 #pragma unroll
-    for (int i = 1; i < 4; ++i) Consumer::fetch<true>(q[i], queries + CHUNK(i) * TILE);
-    u64 keys[2];
-    if (FRONT) {  // while they are on their way
-        c.ring.wait_full(0);
-        c.ring.wait_full(1);
-        keys[0] = uniform_desc(c.ring.data());
-        keys[1] = uniform_desc(c.ring.data(1));
-    }
-    if (SHOT == 1) {
-        u32 spins = 0;
-        for (;;) {
-            bool some = false;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) some |= missing<4, true>(q[i]);
-            if (!__any_sync(~0u, some)) break;
-#pragma unroll
-            for (int i = 0; i < 16; ++i) {
-                const uint4 one[1] = {q[i >> 2][i & 3]};
-                if (missing<1, true>(one)) q[i >> 2][i & 3] = load_relaxed4<true>(queries + CHUNK(i / 4) * TILE + (i & 3) * 2048);
-            }
-            if (++spins > SPIN_LIMIT) __trap();
-        }
-    }
+    for (int i = !SHOT; i < 4; ++i) Consumer::fetch<true>(q[i], queries + chunk(i) * TILE);
+    c.ring.wait_full(0);  // while they are on their way
+    c.ring.wait_full(1);
+    const u64 keys[2] = {uniform_desc(c.ring.data()), uniform_desc(c.ring.data(1))};
 #pragma unroll
     for (int i = 0; i < 32; ++i) s[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        if (!FRONT) if (ROT ? i == 0 : !(i & 1)) c.ring.wait_full(i >> 1);
-        if (!FRONT && ROT && i == 0) c.ring.wait_full(1);
-        if (!SHOT) Consumer::settle<4, true>(q[i], queries + CHUNK(i) * TILE);
-        if (SHOT == 2) {
-            u32 spins = 0;
-            while (__any_sync(~0u, missing<4, true>(q[i]))) {
-#pragma unroll
-                for (int n = i * 4; n < 16; ++n) {
-                    const uint4 one[1] = {q[n >> 2][n & 3]};
-                    if (missing<1, true>(one)) q[n >> 2][n & 3] = load_relaxed4<true>(queries + CHUNK(n / 4) * TILE + (n & 3) * 2048);
-                }
-                if (++spins > SPIN_LIMIT) __trap();
-            }
+        if (SHOT != 1 || i == 0) {
+            const auto at = [&](int n) { return queries + chunk(n) * TILE; };
+            c.settle_chunks<true>(q, at, i, SHOT == 1 ? 4 : i + 1, SHOT ? 4 : i + 1);
+            c.detail(i);
         }
-        if (SPREAD && i == 0) asm volatile("bar.sync 2, 256;" ::: "memory");
-        const u64 k = FRONT ? keys[CHUNK(i) >> 1] + (CHUNK(i) & 1) * (TILE / 16)
-                            : uniform_desc(c.ring.data(CHUNK(i) >> 1) + (CHUNK(i) & 1) * TILE);
-        uint4 t[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) t[j] = c.copied(q[i][j]);
+        if (SPREAD && i == 0) {
+            asm volatile("bar.sync 3, 256;" ::: "memory");
+            c.detail(60);
+        }
+        const u64 k = keys[chunk(i) >> 1] + (chunk(i) & 1) * (TILE / 16);
         gmma_fence();
 #pragma unroll
-        for (int j = 0; j < 4; ++j) gmma<8>(s, t[j], k + 2 * j);
+        for (int j = 0; j < 4; ++j) gmma<8>(s, q[i][j], k + 2 * j);
         gmma_commit();
     }
     gmma_wait<0>();
@@ -194,7 +149,6 @@ __device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int f
     const float scale = 1.4426950408889634f / 16.0f;  // log2(e) / sqrt(HD)
     const bool is_fixed = FIXED && c.tile() * 16 + c.g() < FIXED;
     const int seen[2] = {is_fixed ? fixed : keys, keys};
-#if SOFT
     if (FIXED || first_key + 64 > keys)
 #pragma unroll
         for (int i = 0; i < 32; ++i)
@@ -213,31 +167,10 @@ __device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int f
         m[h] = mx;
         l[h] *= f[h];
     }
-#else
-    float mx[2] = {m[0], m[1]};
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-        const int key = first_key + (i >> 2) * 8 + 2 * c.q() + (i & 1);
-        s[i] = key < seen[(i >> 1) & 1] ? s[i] * scale : NEG_INF;
-        mx[(i >> 1) & 1] = fmaxf(mx[(i >> 1) & 1], s[i]);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        mx[h] = fmaxf(mx[h], __shfl_xor_sync(~0u, mx[h], 1));
-        mx[h] = fmaxf(mx[h], __shfl_xor_sync(~0u, mx[h], 2));
-        f[h] = exp2f(m[h] - relative_to(mx[h]));  // a tile always has a valid key: but for fixed rows, mx is finite
-        m[h] = mx[h];
-        l[h] *= f[h];
-    }
-#endif
     u32 e[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-#if SOFT
         const float a = power2(fmaf(s[2 * i], scale, -relative_to(m[i & 1]))), b = power2(fmaf(s[2 * i + 1], scale, -relative_to(m[i & 1])));
-#else
-        const float a = exp2f(s[2 * i] - relative_to(m[i & 1])), b = exp2f(s[2 * i + 1] - relative_to(m[i & 1]));
-#endif
         l[i & 1] += a + b;
         e[i] = pack_bf16(a, b);
     }
@@ -247,9 +180,7 @@ __device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int f
 
 // An address that is computed here, and not anew for every access.
 template <class T> __device__ __forceinline__ T* pinned(T* p) {
-#if PIN
     asm volatile("" : "+l"(p));
-#endif
     return p;
 }
 
@@ -302,13 +233,17 @@ __device__ __forceinline__ void ask_maxima(const Consumer& c, int tiles, u32 use
     }
 }
 
-#if PEEL
 // One tile of 64 keys: warpgroup 0 multiplies q and k and takes the softmax; both multiply with two of the four column
 // chunks of v. After the LAST of a block's tiles what it has is published.
 template <bool FIRST>
-__device__ __forceinline__ void attend_tile(Consumer& c, const Keys& keys, int t, const char* queries, float (&o)[2][32],
+__device__ __forceinline__ void attend_tile(Consumer& c, int layer, const Keys& keys, int t, const char* queries, float (&o)[2][32],
                                             float (&m)[2], float (&l)[2], u32 use, bool last) {
     const Tile here = keys.tile(t);
+    const bool fresh = !SPREAD && t >= keys.prefix / 64;
+    if (fresh) {
+        fill<0, 256>(c, layer, t, keys.prefix, use, c.tid);
+        c.sync();
+    }
     const u32 area = c.take_scratch() + (c.tid & 127) * 16;
     uint4 weights[4];
     float f[2];
@@ -318,12 +253,16 @@ __device__ __forceinline__ void attend_tile(Consumer& c, const Keys& keys, int t
         c.mark();
         int fixed = here.old;  // keys that the fixed rows see
         for (int j = t; j < FIXED; j += keys.tiles) ++fixed;
-        softmax(c, s, 0, here.old + here.fresh, fixed, m, l, f, weights);
+        if (SPREAD) softmax(c, s, 0, here.old + here.fresh, fixed, m, l, f, weights);
+        else softmax(c, s, t * 64, keys.prefix + MQ, keys.prefix + FIXED, m, l, f, weights);
 #pragma unroll
         for (int i = 0; i < 4; ++i) store_shared4(area + i * 2048, weights[i]);
         if (!FIRST) store_shared2(area + 8192, f[0], f[1]);
-    } else {
+    } else if (SPREAD) {
         Patch(c, here, t, keys.tiles, use).run(c);
+    } else if (fresh) {
+        fill<2, 128>(c, layer, t, keys.prefix, use, c.tid & 127);
+        fill<3, 128>(c, layer, t, keys.prefix, use, c.tid & 127);
     }
     c.sync();
     if (c.group() == 1) {
@@ -366,99 +305,14 @@ __device__ __forceinline__ void attend_tile(Consumer& c, const Keys& keys, int t
 __device__ void attend(Consumer& c, int layer, const Keys& keys, u32 use, uint2 (&mls)[8]) {
     const char* queries = c.copy(c.p.qbuf, use, 32 * TILE) + c.rank() * 4 * TILE + c.unit();
     float o[2][32], m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
-    attend_tile<true>(c, keys, c.cluster(), queries, o, m, l, use, c.cluster() + SPLITS >= keys.tiles);
+    pause(QDELAY);
+    attend_tile<true>(c, layer, keys, c.cluster(), queries, o, m, l, use, c.cluster() + SPLITS >= keys.tiles);
 #pragma unroll 1
     for (int t = c.cluster() + SPLITS; t < keys.tiles; t += SPLITS)
-        attend_tile<false>(c, keys, t, queries, o, m, l, use, t + SPLITS >= keys.tiles);
+        attend_tile<false>(c, layer, keys, t, queries, o, m, l, use, t + SPLITS >= keys.tiles);
     ask_maxima(c, keys.tiles, use, mls);
     publish_split<1>(c, o[1], use);
 }
-#else
-// Warpgroup 0 multiplies q and k and takes the softmax; both multiply with two of the four column chunks of v.
-__device__ void attend(Consumer& c, int layer, const Keys& keys, u32 use, uint2 (&mls)[8]) {
-    const int prefix = keys.prefix, tiles = keys.tiles;
-    const char* queries = c.copy(c.p.qbuf, use, 32 * TILE) + c.rank() * 4 * TILE + c.unit();
-    float o[2][32], m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f}, f[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int j = 0; j < 32; ++j) o[i][j] = 0.0f;
-#pragma unroll 1
-    for (int tile = c.cluster(); tile < tiles; tile += SPLITS) {
-        const bool fresh = !SPREAD && tile >= prefix / 64;
-        const Tile here = keys.tile(tile);
-        if (fresh) {
-            fill<0, 256>(c, layer, tile, prefix, use, c.tid);
-            c.sync();
-        }
-        const u32 area = c.take_scratch() + (c.tid & 127) * 16;
-        uint4 weights[4];
-        if (c.group() == 0) {
-            float s[32];
-            scores(c, s, queries);
-            c.mark();
-            if (SPREAD) {
-                int fixed = here.old;  // keys that the fixed rows see
-                for (int j = tile; j < FIXED; j += tiles) ++fixed;
-                softmax(c, s, 0, here.old + here.fresh, fixed, m, l, f, weights);
-            } else {
-                softmax(c, s, tile * 64, prefix + MQ, prefix + FIXED, m, l, f, weights);
-            }
-#pragma unroll
-            for (int i = 0; i < 4; ++i) store_shared4(area + i * 2048, weights[i]);
-            store_shared2(area + 8192, f[0], f[1]);
-        } else if (SPREAD) {
-            Patch(c, here, tile, tiles, use).run(c);
-        } else if (fresh) {
-            fill<2, 128>(c, layer, tile, prefix, use, c.tid & 127);
-            fill<3, 128>(c, layer, tile, prefix, use, c.tid & 127);
-        }
-        c.sync();
-        if (c.group() == 1) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) weights[i] = load_shared4(area + i * 2048);
-            const float2 v = load_shared2(area + 8192);
-            f[0] = v.x;
-            f[1] = v.y;
-        }
-        c.mark();
-        if (tile != c.cluster()) {
-#pragma unroll
-            for (int i = 0; i < 64; ++i) o[i >> 5][i & 31] *= f[(i >> 1) & 1];
-        }
-        c.ring.next();
-        c.ring.next();
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            c.ring.wait_full();
-            const u64 v = uniform_desc(c.ring.data() + c.group() * TILE);
-            gmma_fence();
-#pragma unroll
-            for (int j = 0; j < 4; ++j) gmma_mn(o[i], weights[j], v + 128 * j);
-            gmma_commit();
-            c.ring.next();
-        }
-        if (FRONT) c.forget();  // addresses of what is published are not computed before now
-        if (EARLY && c.group() == 0 && tile + SPLITS >= tiles) publish_maxima(c, m, l, use);
-        if (OVER) {
-            gmma_wait<1>();
-            gmma_pin(o[0]);
-            if (tile + SPLITS >= tiles) publish_split<0>(c, o[0], use);
-        }
-        gmma_wait<0>();
-        gmma_pin(o[0]);
-        gmma_pin(o[1]);
-        c.release(-2);
-        c.release(-1);
-        c.mark();
-    }
-    if (!OVER) publish_split<0>(c, o[0], use);
-    if (EARLY) ask_maxima(c, tiles, use, mls);
-    publish_split<1>(c, o[1], use);
-    if (!EARLY && c.group() == 0) publish_maxima(c, m, l, use);
-}
-
-#endif
 // Two units of every row from all splits of the head; neighbouring threads take the even and the odd splits.
 __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const Params& p = c.p;
@@ -467,7 +321,6 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const char* from = pinned(p.opart + (((c.rank() * 16 + c.cluster()) * SPLITS + half) * ROWS + row) * 32 + pick * 16);
     const char* mls = maxima(c, use);
     const u32 tag = use & 1 ^ 1;
-#if EARLY == 2
     for (u32 spins = 0;;) {
         bool again = false;
 #pragma unroll
@@ -479,6 +332,8 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
         if (!again) break;
         if (++spins > SPIN_LIMIT) __trap();
     }
+    c.detail(1);
+    pause(PDELAY);
     uint4 w[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -509,6 +364,7 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
         if (!again) break;
         if (++spins > SPIN_LIMIT) __trap();
     }
+    c.detail(2);
 #pragma unroll
     for (int j = 0; j < 8; ++j) y[j] = 0.0f;
 #pragma unroll
@@ -526,63 +382,10 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     for (int j = 0; j < 4; ++j) mine[j] = (half ? y[4 + j] : y[j]) + __shfl_xor_sync(~0u, half ? y[j] : y[4 + j], 1);
     if (!live) return;
     const int unit = c.cluster() * 2 + pick, k_step = (unit >> 2) * 2 + half;
-    const int at = (c.rank() * 4 + (k_step >> 2)) * TILE + fragment(row, (k_step & 3) * 4 + (unit & 3));
-    store_relaxed2(c.copy(p.obuf, use, 32 * TILE) + at, pack_bf16(mine[0], mine[1]), pack_bf16(mine[2], mine[3]));
-    store_empty2(c.copy(p.obuf, use + 1, 32 * TILE) + at);
-#else
-    uint4 w[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const bool there = live && 2 * i + half < active;
-        w[i] = make_uint4(tag, 0, tag, 0);
-        if (EARLY && there) w[i] = make_uint4(tag ^ 1, 0, 0, 0);
-        if (!EARLY && there) w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
-    }
-    if (!EARLY) ask_maxima(c, tiles, use, v);
-    u32 spins = 0;
-    bool again = live;
-    while (again) {
-        again = false;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            if (v[i].x == EMPTY) {
-                v[i] = load_relaxed2<false>(mls + i * (2 * ROWS * 8));
-                again = true;
-            }
-            if (untagged(w[i], tag) && !(EARLY && v[i].x == EMPTY)) {
-                w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
-                again = true;
-            }
-        }
-        if (++spins > SPIN_LIMIT) __trap();
-    }
-    float top = NEG_INF, sum = 0.0f, y[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) top = fmaxf(top, __uint_as_float(v[i].x));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-#pragma unroll
-    for (int j = 0; j < 8; ++j) y[j] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float f = power2(__uint_as_float(v[i].x) - top);
-        const u32 pairs[4] = {w[i].x, w[i].y, w[i].z, w[i].w};
-        sum += f * __uint_as_float(v[i].y);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float2 e = unpack_bf16(pairs[j]);
-            y[2 * j] += f * e.x;
-            y[2 * j + 1] += f * e.y;
-        }
-    }
-    sum += __shfl_xor_sync(~0u, sum, 1);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) y[j] += __shfl_xor_sync(~0u, y[j], 1);
-    if (!live) return;
-    const float inv = 1.0f / sum;
-    const int unit = c.cluster() * 2 + pick, k_step = (unit >> 2) * 2 + half;
-    const int at = (c.rank() * 4 + (k_step >> 2)) * TILE + fragment(row, (k_step & 3) * 4 + (unit & 3));
-    store_relaxed2(c.copy(p.obuf, use, 32 * TILE) + at, pack_bf16((half ? y[4] : y[0]) * inv, (half ? y[5] : y[1]) * inv),
-                   pack_bf16((half ? y[6] : y[2]) * inv, (half ? y[7] : y[3]) * inv));
-    store_empty2(c.copy(p.obuf, use + 1, 32 * TILE) + at);
-#endif
+    const int at = (c.rank() * 4 + (k_step >> 2)) * TILE + fragment(row, (k_step & 3) * 8 + (unit & 3) * 2);
+    char *to = c.copy(p.obuf, use, 32 * TILE) + at, *empty = c.copy(p.obuf, use + 1, 32 * TILE) + at;
+    store_relaxed(to, pack_bf16(mine[0], mine[1]));
+    store_relaxed(to + 8, pack_bf16(mine[2], mine[3]));
+    store_empty(empty);
+    store_empty(empty + 8);
 }

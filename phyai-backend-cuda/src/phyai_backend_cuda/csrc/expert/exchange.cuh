@@ -34,6 +34,14 @@ __device__ __forceinline__ void store_relaxed4(void* p, uint4 v) {
 }
 __device__ __forceinline__ void store_empty(void* p) { store_relaxed(p, EMPTY); }
 __device__ __forceinline__ void store_empty2(void* p) { store_relaxed2(p, EMPTY, EMPTY); }
+__device__ __forceinline__ void store_empty4(void* p) { store_relaxed4(p, make_uint4(EMPTY, EMPTY, EMPTY, EMPTY)); }
+// An address that is computed here, and not where it is used.
+__device__ __forceinline__ char* computed(char* p) {
+    asm volatile("" : "+l"(p));
+    return p;
+}
+__device__ __forceinline__ float low_bf16(u32 v) { return __uint_as_float(v << 16); }
+__device__ __forceinline__ float high_bf16(u32 v) { return __uint_as_float(v & 0xFFFF0000u); }
 __device__ __forceinline__ u32 tagged(u32 v, u32 tag) { return (v & ~1u) | tag; }
 
 __device__ __forceinline__ u64 load_relaxed(const u64* p) {
@@ -86,6 +94,18 @@ template <int N, bool WORDS> __device__ __forceinline__ bool missing(const uint4
         if (WORDS) top = max(top, max(v[i].y, v[i].w));
     }
     return top == EMPTY;
+}
+// Read again what is not there yet, without a branch.
+template <bool WORDS> __device__ __forceinline__ void renew(uint4& v, const void* p) {
+    if (WORDS)
+        asm volatile("{\n.reg .pred p;\n.reg .u32 m, n;\nmax.u32 m, %0, %1;\nmax.u32 n, %2, %3;\nmax.u32 m, m, n;\n"
+                     "setp.eq.u32 p, m, 0xFFFFFFFF;\n@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+                     : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p) : "memory");
+    else
+        asm volatile("{\n.reg .pred p;\n.reg .u32 m;\n.reg .b64 v, w;\nmax.u32 m, %0, %2;\nsetp.eq.u32 p, m, 0xFFFFFFFF;\n"
+                     "mov.b64 v, {%0, %1};\nmov.b64 w, {%2, %3};\n@p ld.relaxed.gpu.global.v2.b64 {v, w}, [%4];\n"
+                     "mov.b64 {%0, %1}, v;\nmov.b64 {%2, %3}, w;\n}"
+                     : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p) : "memory");
 }
 // Whether two tagged words, of 4 or of 8 bytes, are not both of this use.
 __device__ __forceinline__ bool untagged(uint2 v, u32 tag) { return ((v.x ^ tag) | (v.y ^ tag)) & 1; }

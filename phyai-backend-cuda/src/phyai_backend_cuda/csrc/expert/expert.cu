@@ -34,7 +34,9 @@ __device__ void run(const Params& p, int tid) {
         }
         if (EMBED) embed_in(c, step);
         else project_in(c);
-        publish(c, p.xs1, first, c.own_columns(p.scale1 + size_t(step) * p.layers * D));
+        if (c.group() == 0)
+            publish(c, c.copy(p.xs1, first, 16 * TILE) + c.own_word(), first, c.own_columns(p.scale1 + size_t(step) * p.layers * D), c.x());
+        ++c.uses;
         for (int layer = 0; layer < p.layers; ++layer) {
             const u32 use = step * p.layers + layer;  // of what is used once a layer
             const size_t at = size_t(use) * D;
@@ -45,7 +47,7 @@ __device__ void run(const Params& p, int tid) {
             c.forget();
             uint2 maxima[8];
             if (c.cluster() < tiles) attend(c, layer, keys, use, maxima);
-            else if (EARLY) ask_maxima(c, tiles, use, maxima);
+            else ask_maxima(c, tiles, use, maxima);
             c.mark();
             combine(c, tiles, use, maxima);
             c.mark();

@@ -17,6 +17,42 @@
 #ifndef AHEAD
 #define AHEAD 6  // chunks of activations that a warpgroup asks for before it multiplies with the first
 #endif
+#ifndef NEED
+#define NEED 1
+#endif
+#ifndef SWEEP
+#define SWEEP 0
+#endif
+#ifndef TURNS
+#define TURNS 0
+#endif
+#ifndef POLLED
+#define POLLED 1
+#endif
+#ifndef DELAY
+#define DELAY 0
+#endif
+#ifndef ROT
+#define ROT 4
+#endif
+#ifndef ROTC
+#define ROTC 4
+#endif
+#ifndef LEAD
+#define LEAD 0
+#endif
+#ifndef LATE
+#define LATE 1
+#endif
+#ifndef HALVES
+#define HALVES 1
+#endif
+#ifndef REDUCE2
+#define REDUCE2 0
+#endif
+#ifndef DETAIL
+#define DETAIL 0
+#endif
 #ifndef TRACE
 #define TRACE 0  // record the clock at every mark of the first TRACE marks of each block
 #endif
@@ -54,7 +90,7 @@ struct Params {
     char *ml;                                      // [2, H, SPLITS, ROWS] maximum and sum
     // words with a tag
     char *opart;                                   // [H, 16 readers, SPLITS, ROWS, 16] bf16
-    char *part;                                    // [C and E, G, RANKS, ROWS, 8] bf16
+    char *part;                                    // [C and E, G, HALVES, RANKS, 4 row tiles, g, q, row + 8, 2] bf16
     u64 *ssq;                                      // [4, ROWS, 16]: the first of each 128 bytes
     u32 *done;                                     // rows of actions that are done
     long long *trace;
@@ -69,15 +105,16 @@ struct Params {
 };
 
 // An activation lies in chunks of 64 columns, as the fragments that wgmma takes from registers: 16 bytes per k-step of
-// 16 columns, row tile of 16 rows and lane. Byte of four columns, 4·quad .. + 3, of a row; the weights' columns are
-// packed so that these four are a thread's.
-__device__ __forceinline__ int fragment(int row, int quad) {
-    return (quad >> 2) * 2048 + (row >> 4) * 512 + (row & 7) * 64 + (quad & 3) * 16 + (row >> 3 & 1) * 8;
+// 16 columns, row tile of 16 rows and lane; of these the first 8 are the lane's first two columns of rows g and g + 8, the
+// others its other two. Byte of columns 2·pair and 2·pair + 1 of a row; the weights' columns are packed so that the four
+// columns 4·quad .. + 3 are one lane's.
+__device__ __forceinline__ int fragment(int row, int pair) {
+    return (pair >> 3) * 2048 + (row >> 4) * 512 + (row & 7) * 64 + (pair & 7) * 8 + (row >> 3 & 1) * 4;
 }
 __device__ __forceinline__ int first_octet(int block) { return block < 64 ? 3 * block : 192 + 2 * (block - 64); }
 
 #ifndef SPREAD
-#define SPREAD 0
+#define SPREAD 1
 #endif
 // Where keys lie. The keys of this step are spread evenly over all tiles of 64, so that no block has more of them to wait
 // for and to fill in than another: of T tiles, tile t has new keys t, t + T, ... behind its share of the prefix.
