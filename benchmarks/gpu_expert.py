@@ -221,7 +221,7 @@ def check(queries: int, layers: int, steps: int, prefix: int, pi0: bool, defines
         "queries": queries, "layers": layers, "steps": steps, "prefix": prefix,
         "actions": error(got - noise, want - noise), "worst_row_cosine": cosine,
         "bitwise_same_twice": torch.equal(got, again),
-        "stages": stages(model, expert, seen, bool(defines.get("SPREAD"))),
+        "stages": stages(model, expert, seen, bool(defines.get("SPREAD", 1))),
     }  # fmt: skip
 
 

@@ -12,6 +12,9 @@
 #ifndef QDELAY
 #define QDELAY 0
 #endif
+#ifndef BLIND
+#define BLIND 0
+#endif
 #ifndef PDELAY
 #define PDELAY 0
 #endif
@@ -321,6 +324,15 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const char* from = pinned(p.opart + (((c.rank() * 16 + c.cluster()) * SPLITS + half) * ROWS + row) * 32 + pick * 16);
     const char* mls = maxima(c, use);
     const u32 tag = use & 1 ^ 1;
+    uint4 w[8];
+    if (BLIND) {
+        pause(PDELAY);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            w[i] = make_uint4(tag, 0, tag, 0);
+            if (live && 2 * i + half < active) w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
+        }
+    }
     for (u32 spins = 0;;) {
         bool again = false;
 #pragma unroll
@@ -333,12 +345,13 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
         if (++spins > SPIN_LIMIT) __trap();
     }
     c.detail(1);
-    pause(PDELAY);
-    uint4 w[8];
+    if (!BLIND) {
+        pause(PDELAY);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        w[i] = make_uint4(tag, 0, tag, 0);
-        if (live && 2 * i + half < active) w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
+        for (int i = 0; i < 8; ++i) {
+            w[i] = make_uint4(tag, 0, tag, 0);
+            if (live && 2 * i + half < active) w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
+        }
     }
     float top = NEG_INF, sum = 0.0f, f[8], y[8];  // while the parts are on their way
 #pragma unroll
