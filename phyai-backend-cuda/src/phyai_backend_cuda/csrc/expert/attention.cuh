@@ -108,9 +108,13 @@ struct Patch {
 };
 
 // s[64 queries, 64 keys] = q · kᵀ, for one warpgroup; k is the ring's next two items.
-__device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* queries) {
+__device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* queries, u32 use) {
     const auto chunk = [&](int i) { return QROT ? i + c.cluster() & 3 : i; };
     uint4 q[4][4];
+    if (QFLAG) {
+        c.wait_flags(c.p.flags + c.rank() * 32, 32, use + 1);
+        c.detail(59);
+    }
     if (!SHOT) Consumer::fetch_first<true>(q[0], queries + chunk(0) * TILE);
 #pragma unroll
     for (int i = !SHOT; i < 4; ++i) Consumer::fetch<true>(q[i], queries + chunk(i) * TILE);
@@ -252,7 +256,7 @@ __device__ __forceinline__ void attend_tile(Consumer& c, int layer, const Keys& 
     float f[2];
     if (c.group() == 0) {
         float s[32];
-        scores(c, s, queries);
+        scores(c, s, queries, use);
         c.mark();
         int fixed = here.old;  // keys that the fixed rows see
         for (int j = t; j < FIXED; j += keys.tiles) ++fixed;
@@ -313,9 +317,11 @@ __device__ void attend(Consumer& c, int layer, const Keys& keys, u32 use, uint2 
 #pragma unroll 1
     for (int t = c.cluster() + SPLITS; t < keys.tiles; t += SPLITS)
         attend_tile<false>(c, layer, keys, t, queries, o, m, l, use, t + SPLITS >= keys.tiles);
-    ask_maxima(c, keys.tiles, use, mls);
+    if (!PFLAG) ask_maxima(c, keys.tiles, use, mls);
     publish_split<1>(c, o[1], use);
+    if (PFLAG && c.tid == 0) store_relaxed(c.p.flags + PART_FLAGS + c.rank() * 32 + c.cluster(), use + 1);
 }
+
 // Two units of every row from all splits of the head; neighbouring threads take the even and the odd splits.
 __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const Params& p = c.p;
@@ -324,8 +330,13 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const char* from = pinned(p.opart + (((c.rank() * 16 + c.cluster()) * SPLITS + half) * ROWS + row) * 32 + pick * 16);
     const char* mls = maxima(c, use);
     const u32 tag = use & 1 ^ 1;
+    if (PFLAG) {
+        c.wait_flags(p.flags + PART_FLAGS + c.rank() * 32, active, use + 1);
+        c.detail(59);
+        ask_maxima(c, tiles, use, v);
+    }
     uint4 w[8];
-    if (BLIND) {
+    if (BLIND || PFLAG) {
         pause(PDELAY);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -345,7 +356,7 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
         if (++spins > SPIN_LIMIT) __trap();
     }
     c.detail(1);
-    if (!BLIND) {
+    if (!BLIND && !PFLAG) {
         pause(PDELAY);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {

@@ -81,6 +81,15 @@ struct Consumer {
             if (++spins > SPIN_LIMIT) __trap();
         }
     }
+    // Until all of n <= 32 flags have reached `target`. They are hints of when it is worth asking for words: each is set
+    // behind the words of one warp of the block that writes it, and orders nothing.
+    __device__ void wait_flags(const u32* flags, int n, u32 target) const {
+        for (u32 spins = 0;;) {
+            const u32 v = lane() < n ? load_relaxed(flags + lane()) : target;
+            if (!__any_sync(~0u, v < target)) break;
+            if (++spins > SPIN_LIMIT) __trap();
+        }
+    }
     template <bool WORDS> __device__ static void fetch(uint4 (&v)[4], const char* at) {
 #pragma unroll
         for (int k = 0; k < 4; ++k) v[k] = load_relaxed4<WORDS>(at + k * 2048);

@@ -17,6 +17,12 @@
 #ifndef AHEAD
 #define AHEAD 6  // chunks of activations that a warpgroup asks for before it multiplies with the first
 #endif
+#ifndef QFLAG
+#define QFLAG 0
+#endif
+#ifndef PFLAG
+#define PFLAG 0
+#endif
 #ifndef NEED
 #define NEED 1
 #endif
@@ -66,6 +72,7 @@ constexpr int ITEM = 2 * TILE;               // bytes of a slot of the ring
 constexpr int SCRATCH = 16384;               // bytes in which the two warpgroups exchange, twice
 constexpr int ROWS = 56;                     // stored rows of partial results
 constexpr int MAXIMA = H * SPLITS * ROWS * 8, FRESH = 2 * ROWS * HD * 2;  // bytes of a copy of these areas
+constexpr int PART_FLAGS = OCTETS;           // where in `flags` those of parts begin: 32 words to a head
 constexpr float SQUARES = 1048576.0f;        // sums of squares are added up in integers of this many to one
 
 struct Params {
@@ -93,6 +100,7 @@ struct Params {
     char *part;                                    // [C and E, G, HALVES, RANKS, 4 row tiles, g, q, row + 8, 2] bf16
     u64 *ssq;                                      // [4, ROWS, 16]: the first of each 128 bytes
     u32 *done;                                     // rows of actions that are done
+    u32 *flags;                                    // hints: uses of each octet of q, k, v, then of each split's parts
     long long *trace;
     int layers, steps, kv_tiles;
     float eps;

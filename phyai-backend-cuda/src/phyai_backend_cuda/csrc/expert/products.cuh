@@ -45,6 +45,9 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
             const u32 turned = pack_bf16(a * rot[j].x - b * rot[j].y, b * rot[j].x + a * rot[j].y);
             store_relaxed(to[j], octet < 288 ? turned : pack_bf16(a, b));  // q or k: dimensions i and i + 128 of a head
         }
+        if (QFLAG && c.tid == 0)
+#pragma unroll
+            for (int j = 0; j < N8; ++j) store_relaxed(p.flags + first_octet(c.block()) + j, use + 1);
 #pragma unroll
         for (int j = 0; j < N8; ++j) {
             const int copy = first_octet(c.block()) + j < 256 ? 32 * TILE : FRESH;
