@@ -15,7 +15,7 @@
 #define SLOTS 8  // of the ring of weights; shared memory that it does not take is left to L1, which loads go through
 #endif
 #ifndef AHEAD
-#define AHEAD 6  // chunks of activations that a warpgroup asks for before it multiplies with the first
+#define AHEAD 8  // chunks of activations that a warpgroup asks for before it multiplies with the first
 #endif
 #ifndef QFLAG
 #define QFLAG 0
@@ -24,10 +24,10 @@
 #define PFLAG 0
 #endif
 #ifndef NEED
-#define NEED 1
+#define NEED 4
 #endif
 #ifndef SWEEP
-#define SWEEP 0
+#define SWEEP 1
 #endif
 #ifndef TURNS
 #define TURNS 0
