@@ -410,6 +410,7 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     char *to = c.copy(p.obuf, use, 32 * TILE) + at, *empty = c.copy(p.obuf, use + 1, 32 * TILE) + at;
     store_relaxed(to, pack_bf16(mine[0], mine[1]));
     store_relaxed(to + 8, pack_bf16(mine[2], mine[3]));
+    if (GATE & 1 && c.tid == 0) store_relaxed(p.flags + O_FLAGS + c.rank() * 32 + c.cluster(), use + 1);
     store_empty(empty);
     store_empty(empty + 8);
 }

@@ -90,6 +90,14 @@ struct Consumer {
             if (++spins > SPIN_LIMIT) __trap();
         }
     }
+    template <int N> __device__ void wait_gate(const u32* flags, u32 target) const {
+        if (N <= 32) return wait_flags(flags, N, target);
+        for (u32 spins = 0;;) {
+            const uint4 v = load_relaxed4<true>(flags + lane() * 4);
+            if (!__any_sync(~0u, min(min(v.x, v.y), min(v.z, v.w)) < target)) break;
+            if (++spins > SPIN_LIMIT) __trap();
+        }
+    }
     template <bool WORDS> __device__ static void fetch(uint4 (&v)[4], const char* at) {
 #pragma unroll
         for (int k = 0; k < 4; ++k) v[k] = load_relaxed4<WORDS>(at + k * 2048);
@@ -143,15 +151,19 @@ struct Consumer {
     // warpgroups take every other one. The first differs between blocks that read the same, so that they do not all
     // ask the same slices of L2 at once; the weights are packed in the same order. `late` asks for what is needed after the
     // product; all loads in flight wait for each other.
-    template <int N8, int CHUNKS, bool WORDS, typename Late>
-    __device__ void product(float (&acc)[N8 * 4], const char* src, int first, const Late& late) {
+    template <int N8, int CHUNKS, bool WORDS, int FLAGS = 0, typename Late>
+    __device__ void product(float (&acc)[N8 * 4], const char* src, int first, const Late& late, const u32* flags = nullptr,
+                            u32 target = 0) {
         constexpr int LOCAL = CHUNKS / 2, PER = N8 == 8 ? 1 : 2;  // chunks, and those of an item of the ring
         constexpr int ASKED = LOCAL < AHEAD ? LOCAL : AHEAD, STEP = NEED < PER ? PER : NEED;
         const auto at = [&](int c) { return src + ((2 * c + group() + first) & (CHUNKS - 1)) * TILE + unit(); };
         uint4 a[LOCAL][4];
         const bool follows = TURNS && LOCAL >= TURNS && group() != LEAD;
         if (follows) asm volatile("bar.sync 2, 256;" ::: "memory");
-        if (POLLED == 1) {
+        if (FLAGS) {
+            wait_gate<FLAGS>(flags, target);
+            detail(59);
+        } else if (POLLED == 1) {
             a[0][0] = load_relaxed4<WORDS>(at(0));
             if (!follows) {
                 uint4 one[1] = {a[0][0]};
@@ -182,7 +194,7 @@ struct Consumer {
         for (int l = 0; l < ASKED; ++l)
 #pragma unroll
             for (int k = 0; k < 4; ++k)
-                if (POLLED == 1 ? l || k : POLLED == 4 ? l : k != (l & 3)) a[l][k] = load_relaxed4<WORDS>(at(l) + k * 2048);
+                if (FLAGS ? true : POLLED == 1 ? l || k : POLLED == 4 ? l : k != (l & 3)) a[l][k] = load_relaxed4<WORDS>(at(l) + k * 2048);
         if (TURNS && LOCAL >= TURNS && !follows) asm volatile("bar.arrive 2, 256;" ::: "memory");
         mark();
 #pragma unroll

@@ -21,7 +21,7 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
     u64 sum;
     char* to[N8];
     if (!LATE) tables();
-    c.product<N8, 16, false>(acc, c.copy(p.xs1, step * (p.layers + 1) + layer, 16 * TILE), c.block() / ROT, [&] {
+    c.product<N8, 16, false, GATE & 8 ? 128 : 0>(acc, c.copy(p.xs1, step * (p.layers + 1) + layer, 16 * TILE), c.block() / ROT, [&] {
         sum = load_relaxed(c.squares(row));
         if (LATE) tables();
 #pragma unroll
@@ -34,7 +34,7 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
                 to[j] = c.copy(p.fresh, use, FRESH) + ((octet >= 288) * ROWS + row) * 512 + within * 16 + c.q() * 4;
             to[j] = computed(to[j]);
         }
-    });
+    }, p.flags + X_FLAGS, step * (p.layers + 1) + layer + 1);
     c.exchange_rows<N8>(acc, y);
     const float r = c.norm(sum, c.squares(row));
     if (row < MQ) {
@@ -79,13 +79,13 @@ __device__ void stage_gate_up(Consumer& c, int step, int layer, u32 use) {
     u64 sum, sum8;
     char* to;
     if (!LATE) tables();
-    c.product<8, 16, false>(acc, c.copy(p.xs2, use, 16 * TILE), c.block() / ROT, [&] {
+    c.product<8, 16, false, GATE & 4 ? 128 : 0>(acc, c.copy(p.xs2, use, 16 * TILE), c.block() / ROT, [&] {
         sum = load_relaxed(c.squares(row));
         sum8 = load_relaxed(c.squares(row + 8));
         if (LATE) tables();
         to = computed(c.copy(p.act, use, 64 * TILE) + (c.block() >> 1) * TILE +
                       ((c.block() & 1) * 2 + c.group()) * 2048 + (c.tid & 127) * 16);
-    });
+    }, p.flags + X_FLAGS + G, use + 1);
     c.exchange_octets(acc, y);
     const float r = c.norm(sum, c.squares(row)), r8 = c.norm(sum8, c.squares(row + 8));
     if (row < MQ) {
@@ -98,6 +98,7 @@ __device__ void stage_gate_up(Consumer& c, int step, int layer, u32 use) {
         }
         store_relaxed4(to, make_uint4(pack_bf16(z[0], z[1]), pack_bf16(z8[0], z8[1]) & both, pack_bf16(z[2], z[3]),
                                       pack_bf16(z8[2], z8[3]) & both));
+        if (GATE & 2 && c.tid == 0) store_relaxed(p.flags + ACT_FLAGS + c.block(), use + 1);
         store_empty4(to + (use & 1 ? -64 * TILE : 64 * TILE));
     }
     c.mark();

@@ -4,12 +4,13 @@
 
 // Publish bf16(x · f) for the use'th time in `word`'s buffer, keep x, and publish this block's part of the sums of
 // squares. All of warpgroup 0; what others wait for goes first.
-__device__ void publish(Consumer& c, char* word, u32 use, const float2& f, const float4& x) {
+__device__ void publish(Consumer& c, char* word, u32 use, const float2& f, const float4& x, int which = 0) {
     const Params& p = c.p;
     if (c.owns()) {
         store_relaxed2(word, pack_bf16(x.x * f.x, x.y * f.y), pack_bf16(x.z * f.x, x.w * f.y));
         c.set_x(x);
     }
+    if (GATE & (which ? 4 : 8) && c.tid == 0) store_relaxed(p.flags + X_FLAGS + which * G + c.block(), use + 1);
     float s = x.x * x.x + x.y * x.y, s8 = x.z * x.z + x.w * x.w;  // of a row; of the row eight below
     s += __shfl_xor_sync(~0u, s, 1);
     s8 += __shfl_xor_sync(~0u, s8, 1);
@@ -83,12 +84,12 @@ __device__ void stage_residual(Consumer& c, const char* a, const float* gates, c
     float2 gate, scale;
     if (!LATE) gate = c.own_columns(gates), scale = c.own_columns(scales);
     char *mine, *word;
-    c.product<8, CHUNKS, PHASE == 0>(acc, a, c.cluster() / ROTC, [&] {
+    c.product<8, CHUNKS, PHASE == 0, (PHASE ? GATE & 2 : GATE & 1) ? 16 : 0>(acc, a, c.cluster() / ROTC, [&] {
         if (LATE) gate = c.own_columns(gates), scale = c.own_columns(scales);
         mine = computed(c.p.part + PHASE * (G * PARTS) + c.block() * PARTS + (c.tid & 127) * 8 +
                         (HALVES == 2 ? 0 : c.group() * (4 * PART)));
         word = computed(c.copy(xs, xs_use, 16 * TILE) + c.own_word());
-    });
+    }, c.p.flags + (PHASE ? ACT_FLAGS + c.rank() * 16 : O_FLAGS + c.rank() * 32), use + 1);
     const u32 tag = use & 1 ^ 1;
     publish_parts(c, mine, acc, tag);
     c.mark();
@@ -98,7 +99,7 @@ __device__ void stage_residual(Consumer& c, const char* a, const float* gates, c
             const float4 s = sum_of_parts<PHASE>(c, tag);
             x = make_float4(x.x + gate.x * s.x, x.y + gate.y * s.y, x.z + gate.x * s.z, x.w + gate.y * s.w);
         }
-        publish(c, word, xs_use, scale, x);
+        publish(c, word, xs_use, scale, x, PHASE == 0);
     }
     ++c.uses;
     c.mark();
