@@ -24,11 +24,6 @@ __device__ __forceinline__ float power2(float x) {  // 2^x; denormal results bec
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-__device__ __forceinline__ void pause(u32 cycles) {
-    if (cycles)
-        for (u32 t = u32(clock()); u32(clock()) - t < cycles;) {}
-}
-
 // Units of 16 bytes of a tile that holds keys of this step, from the cache and from what blocks have just published, into
 // the slots that the producer has kept free: `thread` of THREADS writes 8 of them, from item FIRST of the tile's four on.
 template <int FIRST, int THREADS>

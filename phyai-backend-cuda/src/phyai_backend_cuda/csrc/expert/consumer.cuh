@@ -5,6 +5,11 @@
 #include "expert/shared.cuh"
 #include "expert/wgmma_registers.cuh"
 
+__device__ __forceinline__ void pause(u32 cycles) {
+    if (cycles)
+        for (u32 t = u32(clock()); u32(clock()) - t < cycles;) {}
+}
+
 struct Consumer {
     const Params& p;
     Ring ring;
@@ -160,6 +165,7 @@ struct Consumer {
         uint4 a[LOCAL][4];
         const bool follows = TURNS && LOCAL >= TURNS && group() != LEAD;
         if (follows) asm volatile("bar.sync 2, 256;" ::: "memory");
+        pause(N8 < 8 ? ADELAY : CHUNKS == 4 ? CDELAY : CHUNKS == 8 ? EDELAY : DDELAY);
         if (FLAGS) {
             wait_gate<FLAGS>(flags, target);
             detail(59);

@@ -17,6 +17,18 @@
 #ifndef AHEAD
 #define AHEAD 8  // chunks of activations that a warpgroup asks for before it multiplies with the first
 #endif
+#ifndef ADELAY
+#define ADELAY 0
+#endif
+#ifndef CDELAY
+#define CDELAY 0
+#endif
+#ifndef DDELAY
+#define DDELAY 0
+#endif
+#ifndef EDELAY
+#define EDELAY 0
+#endif
 #ifndef GATE
 #define GATE 0
 #endif
@@ -76,7 +88,8 @@ constexpr int SCRATCH = 16384;               // bytes in which the two warpgroup
 constexpr int ROWS = 56;                     // stored rows of partial results
 constexpr int MAXIMA = H * SPLITS * ROWS * 8, FRESH = 2 * ROWS * HD * 2;  // bytes of a copy of these areas
 // Where in `flags` those of parts and of attention's result begin, 32 words to a head, and a word a block of x and act.
-constexpr int PART_FLAGS = OCTETS, O_FLAGS = PART_FLAGS + 32 * H, X_FLAGS = O_FLAGS + 32 * H, ACT_FLAGS = X_FLAGS + 2 * G;
+constexpr int PART_FLAGS = OCTETS, O_FLAGS = PART_FLAGS + 32 * H, X_FLAGS = O_FLAGS + 32 * H, ACT_FLAGS = X_FLAGS + 2 * G,
+              SUM_FLAGS = ACT_FLAGS + G;
 constexpr float SQUARES = 1048576.0f;        // sums of squares are added up in integers of this many to one
 
 struct Params {

@@ -92,9 +92,13 @@ __device__ void stage_residual(Consumer& c, const char* a, const float* gates, c
     }, c.p.flags + (PHASE ? ACT_FLAGS + c.rank() * 16 : O_FLAGS + c.rank() * 32), use + 1);
     const u32 tag = use & 1 ^ 1;
     publish_parts(c, mine, acc, tag);
+    const bool gated = PHASE ? GATE & 32 : GATE & 16;
+    const int flags = SUM_FLAGS + PHASE * G + c.cluster() * 8;
+    if (gated && c.tid == 0) store_relaxed(c.p.flags + flags + c.rank(), use + 1);
     c.mark();
     if (c.group() == 0) {
         float4 x = c.x();
+        if (gated) c.wait_flags(c.p.flags + flags, 8, use + 1);
         if (c.owns()) {
             const float4 s = sum_of_parts<PHASE>(c, tag);
             x = make_float4(x.x + gate.x * s.x, x.y + gate.y * s.y, x.z + gate.x * s.z, x.w + gate.y * s.w);
