@@ -107,7 +107,8 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
     const auto chunk = [&](int i) { return QROT ? i + c.cluster() & 3 : i; };
     uint4 q[4][4];
     if (QFLAG) {
-        c.wait_flags(c.p.flags + c.rank() * 32, 32, use + 1);
+        if (QFLAG == 1 || c.tid < 32) c.wait_flags(c.p.flags + c.rank() * 32, 32, use + 1);
+        if (QFLAG == 2) asm volatile("bar.sync 4, 128;" ::: "memory");
         c.detail(59);
     }
     if (!SHOT) Consumer::fetch_first<true>(q[0], queries + chunk(0) * TILE);
@@ -326,7 +327,8 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const char* mls = maxima(c, use);
     const u32 tag = use & 1 ^ 1;
     if (PFLAG) {
-        c.wait_flags(p.flags + PART_FLAGS + c.rank() * 32, active, use + 1);
+        if (PFLAG == 1 || c.tid < 32) c.wait_flags(p.flags + PART_FLAGS + c.rank() * 32, active, use + 1);
+        if (PFLAG == 2) c.sync();
         c.detail(59);
         ask_maxima(c, tiles, use, v);
     }

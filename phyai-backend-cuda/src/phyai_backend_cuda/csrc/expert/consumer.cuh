@@ -167,7 +167,8 @@ struct Consumer {
         if (follows) asm volatile("bar.sync 2, 256;" ::: "memory");
         pause(N8 < 8 ? ADELAY : CHUNKS == 4 ? CDELAY : CHUNKS == 8 ? EDELAY : DDELAY);
         if (FLAGS) {
-            wait_gate<FLAGS>(flags, target);
+            if (!(GATE & 64) || tid < 32) wait_gate<FLAGS>(flags, target);
+            if (GATE & 64) sync();
             detail(59);
         } else if (POLLED == 1) {
             a[0][0] = load_relaxed4<WORDS>(at(0));
