@@ -12,6 +12,9 @@
 #ifndef QDELAY
 #define QDELAY 0
 #endif
+#ifndef KFLAG
+#define KFLAG 0
+#endif
 #ifndef BLIND
 #define BLIND 0
 #endif
@@ -90,8 +93,12 @@ struct Patch {
         }
         fence_async();
     }
-    __device__ void run(const Consumer& c) const {
+    __device__ void run(const Consumer& c, u32 use) const {
         uint4 k = make_uint4(0, 0, 0, 0), v = k;
+        if (KFLAG) {
+            if (thread < 32) c.wait_flags(c.p.flags + 256, 32, use + 1);
+            asm volatile("bar.sync 5, 128;" ::: "memory");
+        }
         if (thread < units) {
             k = load<0>(0);
             v = load<1>(0);
@@ -262,7 +269,7 @@ __device__ __forceinline__ void attend_tile(Consumer& c, int layer, const Keys& 
         for (int i = 0; i < 4; ++i) store_shared4(area + i * 2048, weights[i]);
         if (!FIRST) store_shared2(area + 8192, f[0], f[1]);
     } else if (SPREAD) {
-        Patch(c, here, t, keys.tiles, use).run(c);
+        Patch(c, here, t, keys.tiles, use).run(c, use);
     } else if (fresh) {
         fill<2, 128>(c, layer, t, keys.prefix, use, c.tid & 127);
         fill<3, 128>(c, layer, t, keys.prefix, use, c.tid & 127);
