@@ -81,6 +81,7 @@ struct Consumer {
     template <int N, bool WORDS> __device__ static void settle(uint4 (&v)[N], const char* at) {
         u32 spins = 0;
         while (__any_sync(~0u, missing<N, WORDS>(v))) {
+            pause(RETRY);
 #pragma unroll
             for (int k = 0; k < N; ++k) renew<WORDS>(v[k], at + k * 2048);
             if (++spins > SPIN_LIMIT) __trap();
@@ -141,6 +142,7 @@ struct Consumer {
                         if (WORDS) top = max(top, max(a[l][k].y, a[l][k].w));
                     }
             if (!__any_sync(~0u, top == EMPTY)) return min(spins, 62);
+            pause(RETRY);
 #pragma unroll
             for (int l = 0; l < LOCAL; ++l)
                 if (l >= from && l < last) {

@@ -29,6 +29,9 @@
 #ifndef EDELAY
 #define EDELAY 0
 #endif
+#ifndef RETRY
+#define RETRY 0
+#endif
 #ifndef GATE
 #define GATE 0
 #endif
