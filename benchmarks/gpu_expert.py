@@ -169,7 +169,7 @@ def prefix_rows(prefix: int, rows: int) -> torch.Tensor:
     return torch.cat([t * 64 + torch.arange(n) for t, n in enumerate(room)])[:prefix]
 
 
-def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor], spread: bool = True) -> dict[str, float]:
+def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor]) -> dict[str, float]:
     """Relative error of every intermediate of the last layer run, read back from the kernel's scratch."""
     m, t, device = model.m, expert.tensors, expert.tensors["act"].device
     last, layers = len(model.layers) - 1, len(model.layers)
@@ -181,8 +181,7 @@ def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor], spread: 
 
     def cache(name: str, chunks: list[int]) -> torch.Tensor:
         tiles = t[name][last].view(torch.bfloat16).view(-1, 4, 64, 64)[:, chunks]
-        where = prefix_rows(model.prefix, m) if spread else torch.arange(model.prefix)
-        return unpack_tiles(tiles)[where.to(device)]
+        return unpack_tiles(tiles)[prefix_rows(model.prefix, m).to(device)]
 
     order = qkv_order(device)[:HD]
     fresh = t["fresh"].view(2, 2, ROWS, 2 * HD)[use & 1].view(torch.bfloat16)
@@ -221,7 +220,7 @@ def check(queries: int, layers: int, steps: int, prefix: int, pi0: bool, defines
         "queries": queries, "layers": layers, "steps": steps, "prefix": prefix,
         "actions": error(got - noise, want - noise), "worst_row_cosine": cosine,
         "bitwise_same_twice": torch.equal(got, again),
-        "stages": stages(model, expert, seen, bool(defines.get("SPREAD", 1))),
+        "stages": stages(model, expert, seen),
     }  # fmt: skip
 
 

@@ -156,7 +156,7 @@ class Expert:
             "expert/expert.cu", "expert", macros, arch="sm_90a", shared_bytes=shared_bytes(slots),
             carveout=carveout(slots),
         )  # fmt: skip
-        self._pack = load("expert/prefix.cu", "pack_kv", {"MQ": rows, "SPREAD": macros.get("SPREAD", 1)}, arch="sm_90a")
+        self._pack = load("expert/prefix.cu", "pack_kv", {"MQ": rows}, arch="sm_90a")
         self._pointers: torch.Tensor | None = None
 
     def bind_cache(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

@@ -6,9 +6,6 @@
 #ifndef SHOT
 #define SHOT 1
 #endif
-#ifndef QROT
-#define QROT 0
-#endif
 #ifndef QDELAY
 #define QDELAY 0
 #endif
@@ -27,41 +24,6 @@ __device__ __forceinline__ float power2(float x) {  // 2^x; denormal results bec
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// Units of 16 bytes of a tile that holds keys of this step, from the cache and from what blocks have just published, into
-// the slots that the producer has kept free: `thread` of THREADS writes 8 of them, from item FIRST of the tile's four on.
-template <int FIRST, int THREADS>
-__device__ void fill(Consumer& c, int layer, int tile, int prefix, u32 use, int thread) {
-    const Params& p = c.p;
-    const char* src[8];
-    uint4 v[8];
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-        const int u = n * THREADS + thread, item = FIRST + (u >> 10), half = u >> 9 & 1, r = u >> 3 & 63, pu = u & 7;
-        const int chunk = item < 2 ? item * 2 + half : item - 2 + half * 2, key = tile * 64 + r;
-        const size_t old = ((size_t(layer) * p.kv_tiles + tile) * 4 + (item & 1) * 2 + half) * TILE + r * 128 + pu * 16;
-        const int now = (((use & 1) * 2 + (item >> 1)) * ROWS + key - prefix) * 512 + chunk * 128 + ((pu ^ (r & 7)) << 4);
-        src[n] = key < prefix ? (item < 2 ? p.kbuf : p.vbuf) + old : p.fresh + now;
-        v[n] = make_uint4(0, 0, 0, 0);
-        if (key < prefix + MQ) v[n] = load_relaxed4<true>(src[n]);
-    }
-    u32 spins = 0;
-    while (missing<8, true>(v)) {
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            const uint4 one[1] = {v[n]};
-            if (missing<1, true>(one)) v[n] = load_relaxed4<true>(src[n]);
-        }
-        if (++spins > SPIN_LIMIT) __trap();
-    }
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-        const int u = n * THREADS + thread, item = FIRST + (n * THREADS >> 10);
-        if ((n * THREADS & 1023) == 0) c.ring.wait_full(item);
-        store_shared4(c.ring.data(item) + (u & 1023) * 16, v[n]);
-    }
-    fence_async();
-}
-
 // Put a tile's new keys, behind those of the prefix, into its items of the ring: warpgroup 1, 16 bytes a thread at a time.
 // The first of the values are asked for before the keys are there.
 struct Patch {
@@ -111,16 +73,15 @@ struct Patch {
 
 // s[64 queries, 64 keys] = q · kᵀ, for one warpgroup; k is the ring's next two items.
 __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* queries, u32 use) {
-    const auto chunk = [&](int i) { return QROT ? i + c.cluster() & 3 : i; };
     uint4 q[4][4];
     if (QFLAG) {
         if (QFLAG == 1 || c.tid < 32) c.wait_flags(c.p.flags + c.rank() * 32, 32, use + 1);
         if (QFLAG == 2) asm volatile("bar.sync 4, 128;" ::: "memory");
         c.detail(59);
     }
-    if (!SHOT) Consumer::fetch_first<true>(q[0], queries + chunk(0) * TILE);
+    if (!SHOT) Consumer::fetch_first<true>(q[0], queries);
 #pragma unroll
-    for (int i = !SHOT; i < 4; ++i) Consumer::fetch<true>(q[i], queries + chunk(i) * TILE);
+    for (int i = !SHOT; i < 4; ++i) Consumer::fetch<true>(q[i], queries + i * TILE);
     c.ring.wait_full(0);  // while they are on their way
     c.ring.wait_full(1);
     const u64 keys[2] = {uniform_desc(c.ring.data()), uniform_desc(c.ring.data(1))};
@@ -129,15 +90,15 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         if (SHOT != 1 || i == 0) {
-            const auto at = [&](int n) { return queries + chunk(n) * TILE; };
+            const auto at = [&](int n) { return queries + n * TILE; };
             c.settle_chunks<true>(q, at, i, SHOT == 1 ? 4 : i + 1, SHOT ? 4 : i + 1);
             c.detail(i);
         }
-        if (SPREAD && i == 0) {
+        if (i == 0) {
             asm volatile("bar.sync 3, 256;" ::: "memory");
             c.detail(60);
         }
-        const u64 k = keys[chunk(i) >> 1] + (chunk(i) & 1) * (TILE / 16);
+        const u64 k = keys[i >> 1] + (i & 1) * (TILE / 16);
         gmma_fence();
 #pragma unroll
         for (int j = 0; j < 4; ++j) gmma<8>(s, q[i][j], k + 2 * j);
@@ -154,15 +115,15 @@ __device__ __forceinline__ float relative_to(float maximum) { return FIXED && ma
 
 // Weights e^(s - maximum) as fragments, with the running maxima m, sums l, and factors f of what was there before. A
 // fixed row sees the first of the new keys as well, and no other of them: of some tiles it may see none.
-__device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int first_key, int keys, int fixed, float (&m)[2],
+__device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int keys, int fixed, float (&m)[2],
                                         float (&l)[2], float (&f)[2], uint4 (&weights)[4]) {
     const float scale = 1.4426950408889634f / 16.0f;  // log2(e) / sqrt(HD)
     const bool is_fixed = FIXED && c.tile() * 16 + c.g() < FIXED;
     const int seen[2] = {is_fixed ? fixed : keys, keys};
-    if (FIXED || first_key + 64 > keys)
+    if (FIXED || keys < 64)
 #pragma unroll
         for (int i = 0; i < 32; ++i)
-            if (first_key + (i >> 2) * 8 + 2 * c.q() + (i & 1) >= seen[i >> 1 & 1]) s[i] = NEG_INF;
+            if ((i >> 2) * 8 + 2 * c.q() + (i & 1) >= seen[i >> 1 & 1]) s[i] = NEG_INF;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         float top[4];
@@ -246,14 +207,9 @@ __device__ __forceinline__ void ask_maxima(const Consumer& c, int tiles, u32 use
 // One tile of 64 keys: warpgroup 0 multiplies q and k and takes the softmax; both multiply with two of the four column
 // chunks of v. After the LAST of a block's tiles what it has is published.
 template <bool FIRST>
-__device__ __forceinline__ void attend_tile(Consumer& c, int layer, const Keys& keys, int t, const char* queries, float (&o)[2][32],
+__device__ __forceinline__ void attend_tile(Consumer& c, const Keys& keys, int t, const char* queries, float (&o)[2][32],
                                             float (&m)[2], float (&l)[2], u32 use, bool last) {
     const Tile here = keys.tile(t);
-    const bool fresh = !SPREAD && t >= keys.prefix / 64;
-    if (fresh) {
-        fill<0, 256>(c, layer, t, keys.prefix, use, c.tid);
-        c.sync();
-    }
     const u32 area = c.take_scratch() + (c.tid & 127) * 16;
     uint4 weights[4];
     float f[2];
@@ -263,16 +219,12 @@ __device__ __forceinline__ void attend_tile(Consumer& c, int layer, const Keys& 
         c.mark();
         int fixed = here.old;  // keys that the fixed rows see
         for (int j = t; j < FIXED; j += keys.tiles) ++fixed;
-        if (SPREAD) softmax(c, s, 0, here.old + here.fresh, fixed, m, l, f, weights);
-        else softmax(c, s, t * 64, keys.prefix + MQ, keys.prefix + FIXED, m, l, f, weights);
+        softmax(c, s, here.old + here.fresh, fixed, m, l, f, weights);
 #pragma unroll
         for (int i = 0; i < 4; ++i) store_shared4(area + i * 2048, weights[i]);
         if (!FIRST) store_shared2(area + 8192, f[0], f[1]);
-    } else if (SPREAD) {
+    } else {
         Patch(c, here, t, keys.tiles, use).run(c, use);
-    } else if (fresh) {
-        fill<2, 128>(c, layer, t, keys.prefix, use, c.tid & 127);
-        fill<3, 128>(c, layer, t, keys.prefix, use, c.tid & 127);
     }
     c.sync();
     if (c.group() == 1) {
@@ -312,14 +264,14 @@ __device__ __forceinline__ void attend_tile(Consumer& c, int layer, const Keys& 
     c.mark();
 }
 
-__device__ void attend(Consumer& c, int layer, const Keys& keys, u32 use, uint2 (&mls)[8]) {
+__device__ void attend(Consumer& c, const Keys& keys, u32 use, uint2 (&mls)[8]) {
     const char* queries = c.copy(c.p.qbuf, use, 32 * TILE) + c.rank() * 4 * TILE + c.unit();
     float o[2][32], m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
     pause(QDELAY);
-    attend_tile<true>(c, layer, keys, c.cluster(), queries, o, m, l, use, c.cluster() + SPLITS >= keys.tiles);
+    attend_tile<true>(c, keys, c.cluster(), queries, o, m, l, use, c.cluster() + SPLITS >= keys.tiles);
 #pragma unroll 1
     for (int t = c.cluster() + SPLITS; t < keys.tiles; t += SPLITS)
-        attend_tile<false>(c, layer, keys, t, queries, o, m, l, use, t + SPLITS >= keys.tiles);
+        attend_tile<false>(c, keys, t, queries, o, m, l, use, t + SPLITS >= keys.tiles);
     if (!PFLAG) ask_maxima(c, keys.tiles, use, mls);
     publish_split<1>(c, o[1], use);
     if (PFLAG && c.tid == 0) store_relaxed(c.p.flags + PART_FLAGS + c.rank() * 32 + c.cluster(), use + 1);

@@ -46,7 +46,7 @@ __device__ void run(const Params& p, int tid) {
             else stage_qkv<2>(c, step, layer, pos0, use);
             c.forget();
             uint2 maxima[8];
-            if (c.cluster() < tiles) attend(c, layer, keys, use, maxima);
+            if (c.cluster() < tiles) attend(c, keys, use, maxima);
             else if (!PFLAG) ask_maxima(c, tiles, use, maxima);
             c.mark();
             combine(c, tiles, use, maxima);

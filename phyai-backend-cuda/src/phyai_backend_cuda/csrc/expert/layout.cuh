@@ -141,9 +141,6 @@ __device__ __forceinline__ int fragment(int row, int pair) {
 }
 __device__ __forceinline__ int first_octet(int block) { return block < 64 ? 3 * block : 192 + 2 * (block - 64); }
 
-#ifndef SPREAD
-#define SPREAD 1
-#endif
 // Where keys lie. The keys of this step are spread evenly over all tiles of 64, so that no block has more of them to wait
 // for and to fill in than another: of T tiles, tile t has new keys t, t + T, ... behind its share of the prefix.
 struct Tile {
