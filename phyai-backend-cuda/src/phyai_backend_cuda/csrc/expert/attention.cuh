@@ -55,7 +55,7 @@ struct Patch {
         }
         fence_async();
     }
-    __device__ void run(const Consumer& c, u32 use) const {
+    __device__ void run(Consumer& c, u32 use) const {
         uint4 k = make_uint4(0, 0, 0, 0), v = k;
         if (KFLAG) {
             if (thread < 32) c.wait_flags(c.p.flags + 256, 32, use + 1);
@@ -65,6 +65,7 @@ struct Patch {
             k = load<0>(0);
             v = load<1>(0);
         }
+        if (ADAPT & 1) c.first.learn(__any_sync(~0u, max(max(k.x, k.y), max(k.z, k.w)) == EMPTY));
         put<0>(c, k);
         asm volatile("bar.arrive 3, 256;" ::: "memory");
         put<1>(c, v);
@@ -91,8 +92,9 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
     for (int i = 0; i < 4; ++i) {
         if (SHOT != 1 || i == 0) {
             const auto at = [&](int n) { return queries + n * TILE; };
-            c.settle_chunks<true>(q, at, i, SHOT == 1 ? 4 : i + 1, SHOT ? 4 : i + 1);
-            c.detail(i);
+            const u32 futile = c.settle_chunks<true>(q, at, i, SHOT == 1 ? 4 : i + 1, SHOT ? 4 : i + 1);
+            if (i == 0 && ADAPT & 1) c.first.learn(futile);
+            c.detail(min(futile, 7));
         }
         if (i == 0) {
             asm volatile("bar.sync 3, 256;" ::: "memory");
@@ -267,7 +269,8 @@ __device__ __forceinline__ void attend_tile(Consumer& c, const Keys& keys, int t
 __device__ void attend(Consumer& c, const Keys& keys, u32 use, uint2 (&mls)[8]) {
     const char* queries = c.copy(c.p.qbuf, use, 32 * TILE) + c.rank() * 4 * TILE + c.unit();
     float o[2][32], m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
-    pause(QDELAY);
+    if (ADAPT & 1) c.first.wait();
+    else pause(QDELAY);
     attend_tile<true>(c, keys, c.cluster(), queries, o, m, l, use, c.cluster() + SPLITS >= keys.tiles);
 #pragma unroll 1
     for (int t = c.cluster() + SPLITS; t < keys.tiles; t += SPLITS)

@@ -10,11 +10,24 @@ __device__ __forceinline__ void pause(u32 cycles) {
         for (u32 t = u32(clock()); u32(clock()) - t < cycles;) {}
 }
 
+// How long to wait before asking for what others are still writing. Every futile read is in the way of the words that it
+// looks for, and of everybody else's; so a warp learns, from one layer to the next, when they tend to be there. No result
+// depends on it.
+struct Lull {
+    u32 cycles = LULL;
+    __device__ void wait() const { pause(cycles); }
+    __device__ void learn(bool futile) {
+        if (futile) cycles = min(cycles + UP, 4000);
+        else cycles -= min(cycles, DOWN);
+    }
+};
+
 struct Consumer {
     const Params& p;
     Ring ring;
     u32 turn = 0;     // the half of the exchange area to use next
     u32 uses = 0;     // how often x has been published
+    Lull first, sums[2];  // before queries or new keys, and before the parts of stages C and E
     int tid;          // all else about a thread is computed from it where it is needed: registers are scarce
 
     __device__ static int block() { return blockIdx.x; }

@@ -29,6 +29,18 @@
 #ifndef EDELAY
 #define EDELAY 0
 #endif
+#ifndef ADAPT
+#define ADAPT 0
+#endif
+#ifndef LULL
+#define LULL 1000
+#endif
+#ifndef UP
+#define UP 128
+#endif
+#ifndef DOWN
+#define DOWN 32
+#endif
 #ifndef RETRY
 #define RETRY 0
 #endif

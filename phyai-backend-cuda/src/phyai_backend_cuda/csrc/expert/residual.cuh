@@ -49,7 +49,9 @@ template <int PHASE> __device__ float4 sum_of_parts(Consumer& c, u32 tag) {
     const char* from = c.p.part + PHASE * (G * PARTS) + c.cluster() * PARTS + c.rank() * (PART * HALVES) + c.tid * 8;
     const auto at = [&](int i) { return from + (i / HALVES) * (16 * PARTS) + (i % HALVES) * PART; };
     uint2 v[RANKS * HALVES];
-    if (DELAY) {
+    if (ADAPT & 2) {
+        c.sums[PHASE].wait();
+    } else if (DELAY) {
         const u32 begin = static_cast<u32>(clock());
         while (static_cast<u32>(clock()) - begin < DELAY) {}
     }
@@ -66,6 +68,7 @@ template <int PHASE> __device__ float4 sum_of_parts(Consumer& c, u32 tag) {
             if ((v[i].x ^ tag) & 1) v[i] = load_relaxed2<false>(at(i));
         if (spins > SPIN_LIMIT) __trap();
     }
+    if (ADAPT & 2) c.sums[PHASE].learn(spins);
     c.detail(min(spins, 59));
     float4 s = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
