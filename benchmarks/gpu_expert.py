@@ -1,7 +1,7 @@
 """The expert of π0.5 or π0 as one persistent kernel: right against float32 torch, and timed beside torch's own kernels.
 
     python benchmarks/gpu_expert.py --out benchmarks/results/expert.json [--model pi0] [--check] [--baseline]
-        [--variant ""] [--variant SLOTS=12] [--variant AHEAD=4] [--variant TRACE=200]
+        [--variant ""] [--variant SLOTS=12] [--variant QUERIES_PAUSE=0] [--variant TRACE=400]
 
 Random weights at real size: 18 layers, 1024 wide, 10 steps; BF16. π0.5: 50 rows over 968 + 50 keys. π0: 51 rows over
 816 + 51 keys, the first row fixed and blind to the others; norms without modulation, time among the tokens.
@@ -27,7 +27,7 @@ MARKS = (
 )  # fmt: skip
 #: Queries, layers, steps, prefix: one tile of keys to more than a round of them, the new keys in one tile or in two.
 CASES = ((50, 1, 1, 968), (50, 2, 2, 600), (10, 2, 2, 590), (50, 2, 2, 20), (50, 2, 1, 998), (50, 2, 3, 60),
-         (50, 18, 10, 968))  # fmt: skip
+         (10, 2, 2, 1030), (50, 2, 2, 1030), (50, 18, 10, 968))  # fmt: skip
 PREFIX = {"pi05": 968, "pi0": 816}
 D, H, HD, FF, AD, EPS = 1024, 8, 256, 4096, 32, 1e-6
 

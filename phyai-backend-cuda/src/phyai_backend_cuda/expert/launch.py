@@ -24,7 +24,7 @@ PARAM_FIELDS: tuple[str, ...] = (
     "wqkv", "wo", "wgu", "wd", "in_w", "in_b", "out_w",
     "scale1", "gate1", "scale2", "gate2", "shift_qkv", "shift_gu", "scale_f", "shift_out", "dt", "cos_sin", "lengths",
     "actions", "kbuf", "vbuf", "xs1", "xs2", "qbuf", "obuf", "act", "fresh", "ml", "opart", "part", "ssq",
-    "done", "flags", "trace",
+    "done", "trace",
 )  # fmt: skip
 #: Those that only some experts have; they come last.
 OPTIONAL_FIELDS: tuple[str, ...] = ("fixed", "time", "wembed", "embed_b", "zs")
@@ -32,7 +32,7 @@ OPTIONAL_FIELDS: tuple[str, ...] = ("fixed", "time", "wembed", "embed_b", "zs")
 #: Bytes of what blocks exchange. A launch starts from a blank copy of these; the first seven come as two copies.
 EXCHANGE: dict[str, int] = {
     "xs1": 2 * 16 * TILE, "xs2": 2 * 16 * TILE, "qbuf": 2 * 32 * TILE, "obuf": 2 * 32 * TILE, "act": 2 * 64 * TILE,
-    "fresh": 2 * 2 * ROWS * 512, "ml": 2 * HEADS * SPLITS * ROWS * 8, "ssq": 4 * ROWS * 128, "done": 128, "flags": (320 + 2 * HEADS * 32 + 5 * BLOCKS) * 4,
+    "fresh": 2 * 2 * ROWS * 512, "ml": 2 * HEADS * SPLITS * ROWS * 8, "ssq": 4 * ROWS * 128, "done": 128,
 }  # fmt: skip
 #: What an expert with an embedding exchanges besides, in two copies.
 EMBEDDED: dict[str, int] = {"zs": 2 * 16 * TILE}
@@ -93,7 +93,6 @@ def blank_exchange(sizes: Mapping[str, int], rows: int, device: Any = None) -> t
     views = areas(buffer, sizes)
     views["ssq"].zero_()
     views["done"].zero_()
-    views["flags"].zero_()
     for name in sizes.keys() & FRAGMENTS:
         units = views[name].view(-1, 4, 8, 8, 2, 4)  # k-step, row tile, row, pair of columns, row + 8, bytes
         row = torch.arange(4)[:, None, None] * 16 + torch.arange(8)[:, None] + torch.arange(2)[None, None] * 8
@@ -107,7 +106,7 @@ class Expert:
     ``run`` updates ``actions`` ``[queries, 32]`` fp32 in place. ``lengths`` (int32, on the device) holds the number of
     prefix keys and the position of the first row; ``cos_sin`` is ``[P, 256]`` fp32. With ``fixed`` there is a row in
     front of the actions', the tensor ``fixed`` ``[1024]`` fp32, that sees the prefix and itself. ``defines`` are macros
-    of ``csrc/expert/layout.cuh``: ``SLOTS``, ``AHEAD``, ``TRACE``.
+    of ``csrc/expert/layout.cuh``: ``SLOTS``, ``QUERIES_PAUSE``, ``SUMS_PAUSE``, ``TRACE``.
     """
 
     def __init__(

@@ -3,22 +3,6 @@
 #pragma once
 #include "expert/consumer.cuh"
 
-#ifndef SHOT
-#define SHOT 1
-#endif
-#ifndef QDELAY
-#define QDELAY 0
-#endif
-#ifndef KFLAG
-#define KFLAG 0
-#endif
-#ifndef BLIND
-#define BLIND 0
-#endif
-#ifndef PDELAY
-#define PDELAY 0
-#endif
-
 __device__ __forceinline__ float power2(float x) {  // 2^x; denormal results become zero
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -55,55 +39,37 @@ struct Patch {
         }
         fence_async();
     }
-    __device__ void run(Consumer& c, u32 use) const {
-        uint4 k = make_uint4(0, 0, 0, 0), v = k;
-        if (KFLAG) {
-            if (thread < 32) c.wait_flags(c.p.flags + 256, 32, use + 1);
-            asm volatile("bar.sync 5, 128;" ::: "memory");
-        }
+    __device__ void run(Consumer& c) const {
+        uint4 k[1] = {make_uint4(0, 0, 0, 0)}, v = k[0];
         if (thread < units) {
-            k = load<0>(0);
+            k[0] = load<0>(0);
             v = load<1>(0);
         }
-        if (ADAPT & 1) c.first.learn(__any_sync(~0u, max(max(k.x, k.y), max(k.z, k.w)) == EMPTY));
-        put<0>(c, k);
-        asm volatile("bar.arrive 3, 256;" ::: "memory");
+        c.queries.learn(__any_sync(~0u, missing<1, true>(k)));
+        put<0>(c, k[0]);
+        asm volatile("bar.arrive 2, 256;" ::: "memory");  // `scores` waits for it
         put<1>(c, v);
     }
 };
 
 // s[64 queries, 64 keys] = q · kᵀ, for one warpgroup; k is the ring's next two items.
-__device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* queries, u32 use) {
+__device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* queries) {
+    const auto at = [&](int i) { return queries + i * TILE; };
     uint4 q[4][4];
-    if (QFLAG) {
-        if (QFLAG == 1 || c.tid < 32) c.wait_flags(c.p.flags + c.rank() * 32, 32, use + 1);
-        if (QFLAG == 2) asm volatile("bar.sync 4, 128;" ::: "memory");
-        c.detail(59);
-    }
-    if (!SHOT) Consumer::fetch_first<true>(q[0], queries);
 #pragma unroll
-    for (int i = !SHOT; i < 4; ++i) Consumer::fetch<true>(q[i], queries + i * TILE);
+    for (int i = 0; i < 4; ++i) Consumer::fetch<true>(q[i], at(i));
     c.ring.wait_full(0);  // while they are on their way
     c.ring.wait_full(1);
     const u64 keys[2] = {uniform_desc(c.ring.data()), uniform_desc(c.ring.data(1))};
 #pragma unroll
     for (int i = 0; i < 32; ++i) s[i] = 0.0f;
+    c.queries.learn(c.settle_chunks<true>(q, at, 0, 4));
+    asm volatile("bar.sync 2, 256;" ::: "memory");  // the new keys are there
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        if (SHOT != 1 || i == 0) {
-            const auto at = [&](int n) { return queries + n * TILE; };
-            const u32 futile = c.settle_chunks<true>(q, at, i, SHOT == 1 ? 4 : i + 1, SHOT ? 4 : i + 1);
-            if (i == 0 && ADAPT & 1) c.first.learn(futile);
-            c.detail(min(futile, 7));
-        }
-        if (i == 0) {
-            asm volatile("bar.sync 3, 256;" ::: "memory");
-            c.detail(60);
-        }
-        const u64 k = keys[i >> 1] + (i & 1) * (TILE / 16);
         gmma_fence();
 #pragma unroll
-        for (int j = 0; j < 4; ++j) gmma<8>(s, q[i][j], k + 2 * j);
+        for (int j = 0; j < 4; ++j) gmma<8>(s, q[i][j], keys[i >> 1] + (i & 1) * (TILE / 16) + 2 * j);
         gmma_commit();
     }
     gmma_wait<0>();
@@ -151,17 +117,11 @@ __device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int k
     for (int i = 0; i < 4; ++i) weights[i] = make_uint4(e[4 * i], e[4 * i + 1], e[4 * i + 2], e[4 * i + 3]);
 }
 
-// An address that is computed here, and not anew for every access.
-template <class T> __device__ __forceinline__ T* pinned(T* p) {
-    asm volatile("" : "+l"(p));
-    return p;
-}
-
 // Publish this split's maxima and sums of weights, for the blocks of the head.
 __device__ __forceinline__ void publish_maxima(const Consumer& c, const float (&m)[2], float (&l)[2], u32 use) {
     const Params& p = c.p;
     const int own = ((c.rank() * SPLITS + c.cluster()) * ROWS + c.tile() * 16 + c.g()) * 8;
-    char *to = pinned(c.copy(p.ml, use, MAXIMA) + own), *empty = pinned(c.copy(p.ml, use + 1, MAXIMA) + own);
+    char *to = computed(c.copy(p.ml, use, MAXIMA) + own), *empty = computed(c.copy(p.ml, use + 1, MAXIMA) + own);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const int row = c.tile() * 16 + c.g() + h * 8;
@@ -179,7 +139,7 @@ template <int I> __device__ __forceinline__ void publish_split(const Consumer& c
     const Params& p = c.p;
     const u32 tag = use & 1 ^ 1;
     const int reader = c.rank() * 16 + c.group() * 8 + (c.q() >> 1);
-    char* to = pinned(p.opart + ((reader * SPLITS + c.cluster()) * ROWS + c.tile() * 16 + c.g()) * 32 + (c.q() & 1) * 16);
+    char* to = computed(p.opart + ((reader * SPLITS + c.cluster()) * ROWS + c.tile() * 16 + c.g()) * 32 + (c.q() & 1) * 16);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         if (c.tile() * 16 + c.g() + h * 8 >= MQ) continue;
@@ -195,7 +155,7 @@ template <int I> __device__ __forceinline__ void publish_split(const Consumer& c
 
 // Where a thread finds the maximum and sum of split 2i + (tid & 1) of its row, 2·ROWS·8 bytes apart.
 __device__ __forceinline__ const char* maxima(const Consumer& c, u32 use) {
-    return pinned(c.copy(c.p.ml, use, MAXIMA) + ((c.rank() * SPLITS + (c.tid & 1)) * ROWS + (c.tid >> 2)) * 8);
+    return computed(c.copy(c.p.ml, use, MAXIMA) + ((c.rank() * SPLITS + (c.tid & 1)) * ROWS + (c.tid >> 2)) * 8);
 }
 __device__ __forceinline__ void ask_maxima(const Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const char* mls = maxima(c, use);
@@ -217,7 +177,7 @@ __device__ __forceinline__ void attend_tile(Consumer& c, const Keys& keys, int t
     float f[2];
     if (c.group() == 0) {
         float s[32];
-        scores(c, s, queries, use);
+        scores(c, s, queries);
         c.mark();
         int fixed = here.old;  // keys that the fixed rows see
         for (int j = t; j < FIXED; j += keys.tiles) ++fixed;
@@ -226,7 +186,7 @@ __device__ __forceinline__ void attend_tile(Consumer& c, const Keys& keys, int t
         for (int i = 0; i < 4; ++i) store_shared4(area + i * 2048, weights[i]);
         if (!FIRST) store_shared2(area + 8192, f[0], f[1]);
     } else {
-        Patch(c, here, t, keys.tiles, use).run(c, use);
+        Patch(c, here, t, keys.tiles, use).run(c);
     }
     c.sync();
     if (c.group() == 1) {
@@ -269,15 +229,13 @@ __device__ __forceinline__ void attend_tile(Consumer& c, const Keys& keys, int t
 __device__ void attend(Consumer& c, const Keys& keys, u32 use, uint2 (&mls)[8]) {
     const char* queries = c.copy(c.p.qbuf, use, 32 * TILE) + c.rank() * 4 * TILE + c.unit();
     float o[2][32], m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
-    if (ADAPT & 1) c.first.wait();
-    else pause(QDELAY);
+    c.queries.wait();
     attend_tile<true>(c, keys, c.cluster(), queries, o, m, l, use, c.cluster() + SPLITS >= keys.tiles);
 #pragma unroll 1
     for (int t = c.cluster() + SPLITS; t < keys.tiles; t += SPLITS)
         attend_tile<false>(c, keys, t, queries, o, m, l, use, t + SPLITS >= keys.tiles);
-    if (!PFLAG) ask_maxima(c, keys.tiles, use, mls);
+    ask_maxima(c, keys.tiles, use, mls);
     publish_split<1>(c, o[1], use);
-    if (PFLAG && c.tid == 0) store_relaxed(c.p.flags + PART_FLAGS + c.rank() * 32 + c.cluster(), use + 1);
 }
 
 // Two units of every row from all splits of the head; neighbouring threads take the even and the odd splits.
@@ -285,24 +243,9 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const Params& p = c.p;
     const int active = min(tiles, SPLITS), row = c.tid >> 2, pick = c.tid >> 1 & 1, half = c.tid & 1;
     const bool live = row < MQ;
-    const char* from = pinned(p.opart + (((c.rank() * 16 + c.cluster()) * SPLITS + half) * ROWS + row) * 32 + pick * 16);
+    const char* from = computed(p.opart + (((c.rank() * 16 + c.cluster()) * SPLITS + half) * ROWS + row) * 32 + pick * 16);
     const char* mls = maxima(c, use);
     const u32 tag = use & 1 ^ 1;
-    if (PFLAG) {
-        if (PFLAG == 1 || c.tid < 32) c.wait_flags(p.flags + PART_FLAGS + c.rank() * 32, active, use + 1);
-        if (PFLAG == 2) c.sync();
-        c.detail(59);
-        ask_maxima(c, tiles, use, v);
-    }
-    uint4 w[8];
-    if (BLIND || PFLAG) {
-        pause(PDELAY);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            w[i] = make_uint4(tag, 0, tag, 0);
-            if (live && 2 * i + half < active) w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
-        }
-    }
     for (u32 spins = 0;;) {
         bool again = false;
 #pragma unroll
@@ -314,14 +257,11 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
         if (!again) break;
         if (++spins > SPIN_LIMIT) __trap();
     }
-    c.detail(1);
-    if (!BLIND && !PFLAG) {
-        pause(PDELAY);
+    uint4 w[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            w[i] = make_uint4(tag, 0, tag, 0);
-            if (live && 2 * i + half < active) w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
-        }
+    for (int i = 0; i < 8; ++i) {
+        w[i] = make_uint4(tag, 0, tag, 0);
+        if (live && 2 * i + half < active) w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
     }
     float top = NEG_INF, sum = 0.0f, f[8], y[8];  // while the parts are on their way
 #pragma unroll
@@ -347,7 +287,6 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
         if (!again) break;
         if (++spins > SPIN_LIMIT) __trap();
     }
-    c.detail(2);
 #pragma unroll
     for (int j = 0; j < 8; ++j) y[j] = 0.0f;
 #pragma unroll
@@ -369,7 +308,6 @@ __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     char *to = c.copy(p.obuf, use, 32 * TILE) + at, *empty = c.copy(p.obuf, use + 1, 32 * TILE) + at;
     store_relaxed(to, pack_bf16(mine[0], mine[1]));
     store_relaxed(to + 8, pack_bf16(mine[2], mine[3]));
-    if (GATE & 1 && c.tid == 0) store_relaxed(p.flags + O_FLAGS + c.rank() * 32 + c.cluster(), use + 1);
     store_empty(empty);
     store_empty(empty + 8);
 }

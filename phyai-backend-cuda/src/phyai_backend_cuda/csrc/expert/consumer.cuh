@@ -5,20 +5,15 @@
 #include "expert/shared.cuh"
 #include "expert/wgmma_registers.cuh"
 
-__device__ __forceinline__ void pause(u32 cycles) {
-    if (cycles)
-        for (u32 t = u32(clock()); u32(clock()) - t < cycles;) {}
-}
-
-// How long to wait before asking for what others are still writing. Every futile read is in the way of the words that it
-// looks for, and of everybody else's; so a warp learns, from one layer to the next, when they tend to be there. No result
-// depends on it.
-struct Lull {
-    u32 cycles = LULL;
-    __device__ void wait() const { pause(cycles); }
+// How long to wait, in cycles, before asking for what other blocks are still writing. A futile read is in the way of the
+// words that it looks for, and of everybody else's. No result depends on it.
+struct Pause {
+    u32 cycles;
+    __device__ void wait() const {
+        for (const u32 begin = static_cast<u32>(clock()); static_cast<u32>(clock()) - begin < cycles;) {}
+    }
     __device__ void learn(bool futile) {
-        if (futile) cycles = min(cycles + UP, 4000);
-        else cycles -= min(cycles, DOWN);
+        if (LEARN) cycles = futile ? min(cycles + UP, 4000) : cycles - min(cycles, DOWN);
     }
 };
 
@@ -27,7 +22,7 @@ struct Consumer {
     Ring ring;
     u32 turn = 0;     // the half of the exchange area to use next
     u32 uses = 0;     // how often x has been published
-    Lull first, sums[2];  // before queries or new keys, and before the parts of stages C and E
+    Pause queries{QUERIES_PAUSE}, sums[2] = {{SUMS_PAUSE}, {SUMS_PAUSE}};
     int tid;          // all else about a thread is computed from it where it is needed: registers are scarce
 
     __device__ static int block() { return blockIdx.x; }
@@ -62,22 +57,12 @@ struct Consumer {
 
 #if TRACE
     int marks = 0;
-    __device__ void mark(int label = 63) {
-        if (tid == (DETAIL == 2 ? 128 : 0) && marks < TRACE) {
-            if (DETAIL && marks == 0) {
-                u32 sm;
-                asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
-                p.trace[block() * TRACE + marks++] = sm;
-            }
-            p.trace[block() * TRACE + marks++] = DETAIL ? clock64() << 6 | label : clock64();
-        }
+    __device__ void mark() {
+        if (tid == 0 && marks < TRACE) p.trace[block() * TRACE + marks++] = clock64();
     }
 #else
-    __device__ void mark(int label = 63) {}
+    __device__ void mark() {}
 #endif
-    __device__ void detail(int label) {
-        if (DETAIL) mark(label);
-    }
     // What is computed from `tid` is computed where it is used, not kept in registers (and spilled) over all stages.
     __device__ void forget() { asm volatile("" : "+r"(tid)); }
     __device__ void sync() const { asm volatile("bar.sync 1, 256;" ::: "memory"); }
@@ -94,26 +79,8 @@ struct Consumer {
     template <int N, bool WORDS> __device__ static void settle(uint4 (&v)[N], const char* at) {
         u32 spins = 0;
         while (__any_sync(~0u, missing<N, WORDS>(v))) {
-            pause(RETRY);
 #pragma unroll
             for (int k = 0; k < N; ++k) renew<WORDS>(v[k], at + k * 2048);
-            if (++spins > SPIN_LIMIT) __trap();
-        }
-    }
-    // Until all of n <= 32 flags have reached `target`. They are hints of when it is worth asking for words: each is set
-    // behind the words of one warp of the block that writes it, and orders nothing.
-    __device__ void wait_flags(const u32* flags, int n, u32 target) const {
-        for (u32 spins = 0;;) {
-            const u32 v = lane() < n ? load_relaxed(flags + lane()) : target;
-            if (!__any_sync(~0u, v < target)) break;
-            if (++spins > SPIN_LIMIT) __trap();
-        }
-    }
-    template <int N> __device__ void wait_gate(const u32* flags, u32 target) const {
-        if (N <= 32) return wait_flags(flags, N, target);
-        for (u32 spins = 0;;) {
-            const uint4 v = load_relaxed4<true>(flags + lane() * 4);
-            if (!__any_sync(~0u, min(min(v.x, v.y), min(v.z, v.w)) < target)) break;
             if (++spins > SPIN_LIMIT) __trap();
         }
     }
@@ -121,15 +88,6 @@ struct Consumer {
 #pragma unroll
         for (int k = 0; k < 4; ++k) v[k] = load_relaxed4<WORDS>(at + k * 2048);
     }
-    // Chunk 0's fragments; waiting for the first of them alone keeps L2 free of futile reads.
-    template <bool WORDS> __device__ static void fetch_first(uint4 (&v)[4], const char* at) {
-        uint4 first[1] = {load_relaxed4<WORDS>(at)};
-        settle<1, WORDS>(first, at);
-        v[0] = first[0];
-#pragma unroll
-        for (int k = 1; k < 4; ++k) v[k] = load_relaxed4<WORDS>(at + k * 2048);
-    }
-
     __device__ const u64* squares(int row) const { return p.ssq + (((uses - 1) & 3) * ROWS + min(row, MQ - 1)) * 16; }
     __device__ float norm(u64 sum, const u64* at) const {  // 1 / rms; the sum's low byte counts the blocks
         u32 spins = 0;
@@ -140,25 +98,20 @@ struct Consumer {
         return rsqrtf(static_cast<float>(sum >> 8) * (1.0f / SQUARES / D) + p.eps);
     }
 
-    // Until chunks from .. to of `a` are all there; of those that are not, chunks up to `last` are asked for again.
+    // Until chunks from .. to of `a` are all there. What is not is asked for again, as far as `a` goes: of all that a pass
+    // finds missing, not chunk by chunk. Returns how often.
     template <bool WORDS, int LOCAL, typename At>
-    __device__ u32 settle_chunks(uint4 (&a)[LOCAL][4], const At& at, int from, int to, int last) const {
+    __device__ u32 settle_chunks(uint4 (&a)[LOCAL][4], const At& at, int from, int to) const {
         u32 spins = 0;
         for (;;) {
             u32 top = 0;
 #pragma unroll
             for (int l = 0; l < LOCAL; ++l)
-                if (l >= from && l < to)
-#pragma unroll
-                    for (int k = 0; k < 4; ++k) {
-                        top = max(top, max(a[l][k].x, a[l][k].z));
-                        if (WORDS) top = max(top, max(a[l][k].y, a[l][k].w));
-                    }
-            if (!__any_sync(~0u, top == EMPTY)) return min(spins, 62);
-            pause(RETRY);
+                if (l >= from && l < to) top = max(top, largest<4, WORDS>(a[l]));
+            if (!__any_sync(~0u, top == EMPTY)) return spins;
 #pragma unroll
             for (int l = 0; l < LOCAL; ++l)
-                if (l >= from && l < last) {
+                if (l >= from) {
                     const char* chunk = at(l);
 #pragma unroll
                     for (int k = 0; k < 4; ++k) renew<WORDS>(a[l][k], chunk + k * 2048);
@@ -169,82 +122,40 @@ struct Consumer {
 
     // acc = A[64, K of this warpgroup] · W[8·N8, the same K]ᵀ. Of CHUNKS (a power of two) chunks of 64 columns the
     // warpgroups take every other one. The first differs between blocks that read the same, so that they do not all
-    // ask the same slices of L2 at once; the weights are packed in the same order. `late` asks for what is needed after the
-    // product; all loads in flight wait for each other.
-    template <int N8, int CHUNKS, bool WORDS, int FLAGS = 0, typename Late>
-    __device__ void product(float (&acc)[N8 * 4], const char* src, int first, const Late& late, const u32* flags = nullptr,
-                            u32 target = 0) {
+    // ask the same slices of L2 at once; the weights are packed in the same order. All chunks are asked for at once when
+    // the first words of one are there (that alone keeps L2 free of futile reads), and multiplied four at a time: waiting
+    // for each alone costs more instructions, waiting for all leaves the tensor core idle. `late` asks for what is needed
+    // after the product, when nothing waits for it any more: loads in flight wait for each other.
+    template <int N8, int CHUNKS, bool WORDS, typename Late>
+    __device__ void product(float (&acc)[N8 * 4], const char* src, int first, const Late& late) {
         constexpr int LOCAL = CHUNKS / 2, PER = N8 == 8 ? 1 : 2;  // chunks, and those of an item of the ring
-        constexpr int ASKED = LOCAL < AHEAD ? LOCAL : AHEAD, STEP = NEED < PER ? PER : NEED;
+        constexpr int NEED = 4;
         const auto at = [&](int c) { return src + ((2 * c + group() + first) & (CHUNKS - 1)) * TILE + unit(); };
-        uint4 a[LOCAL][4];
-        const bool follows = TURNS && LOCAL >= TURNS && group() != LEAD;
-        if (follows) asm volatile("bar.sync 2, 256;" ::: "memory");
-        pause(N8 < 8 ? ADELAY : CHUNKS == 4 ? CDELAY : CHUNKS == 8 ? EDELAY : DDELAY);
-        if (FLAGS) {
-            if (!(GATE & 64) || tid < 32) wait_gate<FLAGS>(flags, target);
-            if (GATE & 64) sync();
-            detail(59);
-        } else if (POLLED == 1) {
-            a[0][0] = load_relaxed4<WORDS>(at(0));
-            if (!follows) {
-                uint4 one[1] = {a[0][0]};
-                settle<1, WORDS>(one, at(0));
-                a[0][0] = one[0];
-            }
-        } else if (POLLED == 4) {
-            fetch<WORDS>(a[0], at(0));
-            if (!follows) settle<4, WORDS>(a[0], at(0));
-        } else {  // one of each chunk
+        uint4 a[LOCAL][4], one[1] = {load_relaxed4<WORDS>(at(0))};
+        settle<1, WORDS>(one, at(0));
+        a[0][0] = one[0];
 #pragma unroll
-            for (int l = 0; l < LOCAL; ++l) a[l][l & 3] = load_relaxed4<WORDS>(at(l) + (l & 3) * 2048);
-            if (!follows)
-                for (u32 spins = 0;; ++spins) {
-                    u32 top = 0;
+        for (int l = 0; l < LOCAL; ++l)
 #pragma unroll
-                    for (int l = 0; l < LOCAL; ++l) {
-                        top = max(top, max(a[l][l & 3].x, a[l][l & 3].z));
-                        if (WORDS) top = max(top, max(a[l][l & 3].y, a[l][l & 3].w));
-                    }
-                    if (!__any_sync(~0u, top == EMPTY)) break;
-#pragma unroll
-                    for (int l = 0; l < LOCAL; ++l) renew<WORDS>(a[l][l & 3], at(l) + (l & 3) * 2048);
-                    if (spins > SPIN_LIMIT) __trap();
-                }
-        }
-#pragma unroll
-        for (int l = 0; l < ASKED; ++l)
-#pragma unroll
-            for (int k = 0; k < 4; ++k)
-                if (FLAGS ? true : POLLED == 1 ? l || k : POLLED == 4 ? l : k != (l & 3)) a[l][k] = load_relaxed4<WORDS>(at(l) + k * 2048);
-        if (TURNS && LOCAL >= TURNS && !follows) asm volatile("bar.arrive 2, 256;" ::: "memory");
+            for (int k = !l; k < 4; ++k) a[l][k] = load_relaxed4<WORDS>(at(l) + k * 2048);
         mark();
 #pragma unroll
         for (int i = 0; i < N8 * 4; ++i) acc[i] = 0.0f;
 #pragma unroll
-        for (int item = 0; item < LOCAL / PER; ++item) {
-            const int l = item * PER;
+        for (int l = 0; l < LOCAL; l += PER) {
             ring.wait_full();
             const u64 w = uniform_desc(ring.data() + group() * (N8 * 1024));
-            if (item == 0) detail(61);
-            if (l % STEP == 0) {
-                const int asked = min(max(item - 1, 0) * PER + ASKED, LOCAL), to = min(l + STEP, LOCAL);
-                const u32 spins = settle_chunks<WORDS>(a, at, l, to, SWEEP ? asked : to);
-                detail(spins);
-            }
+            if (l % NEED == 0) settle_chunks<WORDS>(a, at, l, l + NEED);
             gmma_fence();
 #pragma unroll
             for (int j = 0; j < PER; ++j)
 #pragma unroll
                 for (int k = 0; k < 4; ++k) gmma<N8>(acc, a[l + j][k], w + (j * 2 * N8 * 1024 + k * 32) / 16);
             gmma_commit();
-            if (l == min((LOCAL - 1) / STEP * STEP + PER, LOCAL - PER)) late();
-            if (item) {
+            if (l == min((LOCAL - 1) / NEED * NEED + PER, LOCAL - PER)) late();
+            if (l) {
                 gmma_wait<1>();
                 release(-1);
-#pragma unroll
-                for (int m = 0; m < LOCAL; ++m)
-                    if (m >= l - PER + ASKED && m < l + ASKED) fetch<WORDS>(a[m], at(m));
             }
             ring.next();
         }

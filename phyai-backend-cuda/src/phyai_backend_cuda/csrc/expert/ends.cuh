@@ -46,7 +46,7 @@ __device__ void embed_in(Consumer& c, int step) {
         store_empty2(c.copy(p.zs, step + 1, 16 * TILE) + c.own_word());
     }
     float2 bias;
-    c.product<1, 16, false>(acc, c.copy(p.zs, step, 16 * TILE), c.block() / ROT,
+    c.product<1, 16, false>(acc, c.copy(p.zs, step, 16 * TILE), c.block() / 4,
                             [&] { bias = *reinterpret_cast<const float2*>(p.embed_b + c.own_col()); });
     c.exchange_rows<1>(acc, y);
     float2 x = make_float2(y[0][0] + bias.x, y[0][1] + bias.y);

@@ -44,11 +44,6 @@ __device__ __forceinline__ float low_bf16(u32 v) { return __uint_as_float(v << 1
 __device__ __forceinline__ float high_bf16(u32 v) { return __uint_as_float(v & 0xFFFF0000u); }
 __device__ __forceinline__ u32 tagged(u32 v, u32 tag) { return (v & ~1u) | tag; }
 
-__device__ __forceinline__ u32 load_relaxed(const u32* p) {
-    u32 v;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
-}
 __device__ __forceinline__ u64 load_relaxed(const u64* p) {
     u64 v;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -90,15 +85,19 @@ __device__ __forceinline__ void wait_acquire(const u32* p, u32 target) {
     }
 }
 
-// Whether something of these N·16 bytes is not there yet: the first half of a word of 8 bytes says it for both.
-template <int N, bool WORDS> __device__ __forceinline__ bool missing(const uint4 (&v)[N]) {
+// The largest of these N·16 bytes' words; of words of 8 bytes, the first half says it for both.
+template <int N, bool WORDS> __device__ __forceinline__ u32 largest(const uint4 (&v)[N]) {
     u32 top = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         top = max(top, max(v[i].x, v[i].z));
         if (WORDS) top = max(top, max(v[i].y, v[i].w));
     }
-    return top == EMPTY;
+    return top;
+}
+// Whether one of them is not there yet.
+template <int N, bool WORDS> __device__ __forceinline__ bool missing(const uint4 (&v)[N]) {
+    return largest<N, WORDS>(v) == EMPTY;
 }
 // Read again what is not there yet, without a branch.
 template <bool WORDS> __device__ __forceinline__ void renew(uint4& v, const void* p) {

@@ -47,7 +47,7 @@ __device__ void run(const Params& p, int tid) {
             c.forget();
             uint2 maxima[8];
             if (c.cluster() < tiles) attend(c, keys, use, maxima);
-            else if (!PFLAG) ask_maxima(c, tiles, use, maxima);
+            else ask_maxima(c, tiles, use, maxima);
             c.mark();
             combine(c, tiles, use, maxima);
             c.mark();

@@ -14,26 +14,8 @@
 #ifndef SLOTS
 #define SLOTS 8  // of the ring of weights; shared memory that it does not take is left to L1, which loads go through
 #endif
-#ifndef AHEAD
-#define AHEAD 8  // chunks of activations that a warpgroup asks for before it multiplies with the first
-#endif
-#ifndef ADELAY
-#define ADELAY 0
-#endif
-#ifndef CDELAY
-#define CDELAY 0
-#endif
-#ifndef DDELAY
-#define DDELAY 0
-#endif
-#ifndef EDELAY
-#define EDELAY 0
-#endif
-#ifndef ADAPT
-#define ADAPT 0
-#endif
-#ifndef LULL
-#define LULL 1000
+#ifndef LEARN
+#define LEARN 0
 #endif
 #ifndef UP
 #define UP 128
@@ -41,53 +23,11 @@
 #ifndef DOWN
 #define DOWN 32
 #endif
-#ifndef RETRY
-#define RETRY 0
+#ifndef QUERIES_PAUSE
+#define QUERIES_PAUSE 1300
 #endif
-#ifndef GATE
-#define GATE 0
-#endif
-#ifndef QFLAG
-#define QFLAG 0
-#endif
-#ifndef PFLAG
-#define PFLAG 0
-#endif
-#ifndef NEED
-#define NEED 4
-#endif
-#ifndef SWEEP
-#define SWEEP 1
-#endif
-#ifndef TURNS
-#define TURNS 0
-#endif
-#ifndef POLLED
-#define POLLED 1
-#endif
-#ifndef DELAY
-#define DELAY 0
-#endif
-#ifndef ROT
-#define ROT 4
-#endif
-#ifndef ROTC
-#define ROTC 4
-#endif
-#ifndef LEAD
-#define LEAD 0
-#endif
-#ifndef LATE
-#define LATE 1
-#endif
-#ifndef HALVES
-#define HALVES 1
-#endif
-#ifndef REDUCE2
-#define REDUCE2 0
-#endif
-#ifndef DETAIL
-#define DETAIL 0
+#ifndef SUMS_PAUSE
+#define SUMS_PAUSE 600
 #endif
 #ifndef TRACE
 #define TRACE 0  // record the clock at every mark of the first TRACE marks of each block
@@ -102,9 +42,6 @@ constexpr int ITEM = 2 * TILE;               // bytes of a slot of the ring
 constexpr int SCRATCH = 16384;               // bytes in which the two warpgroups exchange, twice
 constexpr int ROWS = 56;                     // stored rows of partial results
 constexpr int MAXIMA = H * SPLITS * ROWS * 8, FRESH = 2 * ROWS * HD * 2;  // bytes of a copy of these areas
-// Where in `flags` those of parts and of attention's result begin, 32 words to a head, and a word a block of x and act.
-constexpr int PART_FLAGS = OCTETS, O_FLAGS = PART_FLAGS + 32 * H, X_FLAGS = O_FLAGS + 32 * H, ACT_FLAGS = X_FLAGS + 2 * G,
-              SUM_FLAGS = ACT_FLAGS + G;
 constexpr float SQUARES = 1048576.0f;        // sums of squares are added up in integers of this many to one
 
 struct Params {
@@ -129,10 +66,9 @@ struct Params {
     char *ml;                                      // [2, H, SPLITS, ROWS] maximum and sum
     // words with a tag
     char *opart;                                   // [H, 16 readers, SPLITS, ROWS, 16] bf16
-    char *part;                                    // [C and E, G, HALVES, RANKS, 4 row tiles, g, q, row + 8, 2] bf16
+    char *part;                                    // [C and E, G, RANKS, 4 row tiles, g, q, row + 8, 2] bf16
     u64 *ssq;                                      // [4, ROWS, 16]: the first of each 128 bytes
     u32 *done;                                     // rows of actions that are done
-    u32 *flags;                                    // hints: uses of each octet of q, k, v, then of each split's parts
     long long *trace;
     int layers, steps, kv_tiles;
     float eps;

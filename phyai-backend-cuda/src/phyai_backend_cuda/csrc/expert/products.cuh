@@ -9,24 +9,16 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
     float2 shift[N8], rot[N8];  // read ahead of the product: they are at hand when it is done
     const float* table = p.shift_qkv + (size_t(step) * p.layers + layer) * (OCTETS * 8);
     const float* cs = p.cos_sin + size_t(pos0 + min(c.row(), MQ - 1)) * HD;
-    const auto tables = [&] {
-#pragma unroll
-        for (int j = 0; j < N8; ++j) {
-            const int octet = first_octet(c.block()) + j, i = (octet & 31) * 4 + c.q();
-            shift[j] = *reinterpret_cast<const float2*>(table + octet * 8 + 2 * c.q());
-            rot[j] = make_float2(cs[i], cs[i + HD / 2]);
-        }
-    };
     const int row = c.row();
     u64 sum;
     char* to[N8];
-    if (!LATE) tables();
-    c.product<N8, 16, false, GATE & 8 ? 128 : 0>(acc, c.copy(p.xs1, step * (p.layers + 1) + layer, 16 * TILE), c.block() / ROT, [&] {
+    c.product<N8, 16, false>(acc, c.copy(p.xs1, step * (p.layers + 1) + layer, 16 * TILE), c.block() / 4, [&] {
         sum = load_relaxed(c.squares(row));
-        if (LATE) tables();
 #pragma unroll
         for (int j = 0; j < N8; ++j) {
-            const int octet = first_octet(c.block()) + j, within = octet & 31;  // of its head
+            const int octet = first_octet(c.block()) + j, within = octet & 31, i = within * 4 + c.q();  // of its head
+            shift[j] = *reinterpret_cast<const float2*>(table + octet * 8 + 2 * c.q());
+            rot[j] = make_float2(cs[i], cs[i + HD / 2]);
             if (octet < 256)  // k-step within / 2 of a head: its columns in the tensor core's order
                 to[j] = c.copy(p.qbuf, use, 32 * TILE) + ((octet >> 5) * 4 + (within >> 3)) * TILE +
                         fragment(row, (within >> 1 & 3) * 8 + 2 * c.q() + (within & 1));
@@ -34,7 +26,7 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
                 to[j] = c.copy(p.fresh, use, FRESH) + ((octet >= 288) * ROWS + row) * 512 + within * 16 + c.q() * 4;
             to[j] = computed(to[j]);
         }
-    }, p.flags + X_FLAGS, step * (p.layers + 1) + layer + 1);
+    });
     c.exchange_rows<N8>(acc, y);
     const float r = c.norm(sum, c.squares(row));
     if (row < MQ) {
@@ -45,9 +37,6 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
             const u32 turned = pack_bf16(a * rot[j].x - b * rot[j].y, b * rot[j].x + a * rot[j].y);
             store_relaxed(to[j], octet < 288 ? turned : pack_bf16(a, b));  // q or k: dimensions i and i + 128 of a head
         }
-        if (QFLAG && c.tid == 0)
-#pragma unroll
-            for (int j = 0; j < N8; ++j) store_relaxed(p.flags + first_octet(c.block()) + j, use + 1);
 #pragma unroll
         for (int j = 0; j < N8; ++j) {
             const int copy = first_octet(c.block()) + j < 256 ? 32 * TILE : FRESH;
@@ -71,21 +60,17 @@ __device__ void stage_gate_up(Consumer& c, int step, int layer, u32 use) {
     float4 y[4];
     const float* shift = p.shift_gu + (size_t(step) * p.layers + layer) * (2 * I) + c.block() * 64 + c.group() * 32;
     float2 s[4];
-    const auto tables = [&] {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) s[j] = *reinterpret_cast<const float2*>(shift + j * 8 + 2 * c.q());
-    };
     const int row = c.first_row();
     u64 sum, sum8;
     char* to;
-    if (!LATE) tables();
-    c.product<8, 16, false, GATE & 4 ? 128 : 0>(acc, c.copy(p.xs2, use, 16 * TILE), c.block() / ROT, [&] {
+    c.product<8, 16, false>(acc, c.copy(p.xs2, use, 16 * TILE), c.block() / 4, [&] {
         sum = load_relaxed(c.squares(row));
         sum8 = load_relaxed(c.squares(row + 8));
-        if (LATE) tables();
+#pragma unroll
+        for (int j = 0; j < 4; ++j) s[j] = *reinterpret_cast<const float2*>(shift + j * 8 + 2 * c.q());
         to = computed(c.copy(p.act, use, 64 * TILE) + (c.block() >> 1) * TILE +
                       ((c.block() & 1) * 2 + c.group()) * 2048 + (c.tid & 127) * 16);
-    }, p.flags + X_FLAGS + G, use + 1);
+    });
     c.exchange_octets(acc, y);
     const float r = c.norm(sum, c.squares(row)), r8 = c.norm(sum8, c.squares(row + 8));
     if (row < MQ) {
@@ -98,7 +83,6 @@ __device__ void stage_gate_up(Consumer& c, int step, int layer, u32 use) {
         }
         store_relaxed4(to, make_uint4(pack_bf16(z[0], z[1]), pack_bf16(z8[0], z8[1]) & both, pack_bf16(z[2], z[3]),
                                       pack_bf16(z8[2], z8[3]) & both));
-        if (GATE & 2 && c.tid == 0) store_relaxed(p.flags + ACT_FLAGS + c.block(), use + 1);
         store_empty4(to + (use & 1 ? -64 * TILE : 64 * TILE));
     }
     c.mark();

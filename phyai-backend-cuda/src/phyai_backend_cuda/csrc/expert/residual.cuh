@@ -4,13 +4,12 @@
 
 // Publish bf16(x · f) for the use'th time in `word`'s buffer, keep x, and publish this block's part of the sums of
 // squares. All of warpgroup 0; what others wait for goes first.
-__device__ void publish(Consumer& c, char* word, u32 use, const float2& f, const float4& x, int which = 0) {
+__device__ void publish(Consumer& c, char* word, u32 use, const float2& f, const float4& x) {
     const Params& p = c.p;
     if (c.owns()) {
         store_relaxed2(word, pack_bf16(x.x * f.x, x.y * f.y), pack_bf16(x.z * f.x, x.w * f.y));
         c.set_x(x);
     }
-    if (GATE & (which ? 4 : 8) && c.tid == 0) store_relaxed(p.flags + X_FLAGS + which * G + c.block(), use + 1);
     float s = x.x * x.x + x.y * x.y, s8 = x.z * x.z + x.w * x.w;  // of a row; of the row eight below
     s += __shfl_xor_sync(~0u, s, 1);
     s8 += __shfl_xor_sync(~0u, s8, 1);
@@ -27,52 +26,37 @@ __device__ void publish(Consumer& c, char* word, u32 use, const float2& f, const
 // Publish this block's part of a W for the 8 blocks of the same columns: octet j of y is rank j's. What blocks pass on is
 // bf16, as a product's output is where products are kernels of their own.
 // PHASE 0 and 1 of a layer have areas of their own.
-constexpr int PART = 1024, PARTS = RANKS * PART * HALVES;  // bytes of what one block gives another, and all others
+constexpr int PART = 1024, PARTS = RANKS * PART;  // bytes of what one block gives another, and all others
 __device__ void publish_parts(Consumer& c, char* mine, const float (&acc)[32], u32 tag) {
-    if (HALVES == 2) {
-        if (c.first_row() < MQ)
+    float4 y[4];
+    c.exchange_octets(acc, y);
+    if (c.first_row() < MQ)
 #pragma unroll
-            for (int j = 0; j < RANKS; ++j)
-                store_relaxed2(mine + ((j ^ c.group() * 4) * HALVES + c.group()) * PART,
-                               tagged(pack_bf16(acc[4 * j], acc[4 * j + 1]), tag), pack_bf16(acc[4 * j + 2], acc[4 * j + 3]));
-    } else {
-        float4 y[4];
-        c.exchange_octets(acc, y);
-        if (c.first_row() < MQ)
-#pragma unroll
-            for (int j = 0; j < 4; ++j)
-                store_relaxed2(mine + j * PART, tagged(pack_bf16(y[j].x, y[j].y), tag), pack_bf16(y[j].z, y[j].w));
-    }
+        for (int j = 0; j < 4; ++j)
+            store_relaxed2(mine + j * PART, tagged(pack_bf16(y[j].x, y[j].y), tag), pack_bf16(y[j].z, y[j].w));
 }
 // The sum of these parts, in the order of ranks, of a thread that owns a part of x.
 template <int PHASE> __device__ float4 sum_of_parts(Consumer& c, u32 tag) {
-    const char* from = c.p.part + PHASE * (G * PARTS) + c.cluster() * PARTS + c.rank() * (PART * HALVES) + c.tid * 8;
-    const auto at = [&](int i) { return from + (i / HALVES) * (16 * PARTS) + (i % HALVES) * PART; };
-    uint2 v[RANKS * HALVES];
-    if (ADAPT & 2) {
-        c.sums[PHASE].wait();
-    } else if (DELAY) {
-        const u32 begin = static_cast<u32>(clock());
-        while (static_cast<u32>(clock()) - begin < DELAY) {}
-    }
-    u32 spins = 0;
+    const char* from = c.p.part + PHASE * (G * PARTS) + c.cluster() * PARTS + c.rank() * PART + c.tid * 8;
+    uint2 v[RANKS];
+    c.sums[PHASE].wait();
 #pragma unroll
-    for (int i = 0; i < RANKS * HALVES; ++i) v[i] = load_relaxed2<false>(at(i));
+    for (int i = 0; i < RANKS; ++i) v[i] = load_relaxed2<false>(from + i * (16 * PARTS));
+    u32 spins = 0;
     for (;; ++spins) {
         u32 wrong = 0;
 #pragma unroll
-        for (int i = 0; i < RANKS * HALVES; ++i) wrong |= v[i].x ^ tag;
+        for (int i = 0; i < RANKS; ++i) wrong |= v[i].x ^ tag;
         if (!(wrong & 1)) break;
 #pragma unroll
-        for (int i = 0; i < RANKS * HALVES; ++i)
-            if ((v[i].x ^ tag) & 1) v[i] = load_relaxed2<false>(at(i));
+        for (int i = 0; i < RANKS; ++i)
+            if ((v[i].x ^ tag) & 1) v[i] = load_relaxed2<false>(from + i * (16 * PARTS));
         if (spins > SPIN_LIMIT) __trap();
     }
-    if (ADAPT & 2) c.sums[PHASE].learn(spins);
-    c.detail(min(spins, 59));
+    c.sums[PHASE].learn(spins);
     float4 s = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
-    for (int i = 0; i < RANKS * HALVES; ++i) {
+    for (int i = 0; i < RANKS; ++i) {
         s.x += low_bf16(v[i].x); s.y += high_bf16(v[i].x); s.z += low_bf16(v[i].y); s.w += high_bf16(v[i].y);
     }
     return s;
@@ -85,28 +69,24 @@ __device__ void stage_residual(Consumer& c, const char* a, const float* gates, c
                                u32 xs_use, u32 use) {
     float acc[32];
     float2 gate, scale;
-    if (!LATE) gate = c.own_columns(gates), scale = c.own_columns(scales);
     char *mine, *word;
-    c.product<8, CHUNKS, PHASE == 0, (PHASE ? GATE & 2 : GATE & 1) ? 16 : 0>(acc, a, c.cluster() / ROTC, [&] {
-        if (LATE) gate = c.own_columns(gates), scale = c.own_columns(scales);
-        mine = computed(c.p.part + PHASE * (G * PARTS) + c.block() * PARTS + (c.tid & 127) * 8 +
-                        (HALVES == 2 ? 0 : c.group() * (4 * PART)));
+    c.product<8, CHUNKS, PHASE == 0>(acc, a, c.cluster() / 4, [&] {
+        gate = c.own_columns(gates);
+        scale = c.own_columns(scales);
+        mine = computed(c.p.part + PHASE * (G * PARTS) + c.block() * PARTS + c.group() * (4 * PART) +
+                        (c.tid & 127) * 8);
         word = computed(c.copy(xs, xs_use, 16 * TILE) + c.own_word());
-    }, c.p.flags + (PHASE ? ACT_FLAGS + c.rank() * 16 : O_FLAGS + c.rank() * 32), use + 1);
+    });
     const u32 tag = use & 1 ^ 1;
     publish_parts(c, mine, acc, tag);
-    const bool gated = PHASE ? GATE & 32 : GATE & 16;
-    const int flags = SUM_FLAGS + PHASE * G + c.cluster() * 8;
-    if (gated && c.tid == 0) store_relaxed(c.p.flags + flags + c.rank(), use + 1);
     c.mark();
     if (c.group() == 0) {
         float4 x = c.x();
-        if (gated) c.wait_flags(c.p.flags + flags, 8, use + 1);
         if (c.owns()) {
             const float4 s = sum_of_parts<PHASE>(c, tag);
             x = make_float4(x.x + gate.x * s.x, x.y + gate.y * s.y, x.z + gate.x * s.z, x.w + gate.y * s.w);
         }
-        publish(c, word, xs_use, scale, x, PHASE == 0);
+        publish(c, word, xs_use, scale, x);
     }
     ++c.uses;
     c.mark();
