@@ -68,8 +68,8 @@ def stored(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def product(a: torch.Tensor, tiles: torch.Tensor, first: int) -> torch.Tensor:
-    """``a`` by a block's tiles ``[chunks, rows, 64]``, in the order in which the block has them; where there are 64 rows,
-    warpgroup 1 has the later 32 of the odd chunks in front."""
+    """``a`` by a block's tiles ``[chunks, rows, 64]``, in the order in which the block has them; where there are 64
+    rows, warpgroup 1 has the later 32 of the odd chunks in front."""
     chunks = len(tiles)
     if tiles.shape[1] == 64:
         tiles = torch.stack([torch.cat((t[32:], t[:32])) if i % 2 else t for i, t in enumerate(tiles)])

@@ -102,8 +102,8 @@ def rotate_chunks(tiles: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
 
 
 def swap_halves(tiles: torch.Tensor) -> torch.Tensor:
-    """``[B, chunks, 64, 64]`` with the halves of the rows of every odd chunk exchanged: warpgroup 1 multiplies those, and
-    has what it keeps of a product in the same registers as warpgroup 0."""
+    """``[B, chunks, 64, 64]`` with the halves of the rows of every odd chunk exchanged: warpgroup 1 multiplies
+    those, and has what it keeps of a product in the same registers as warpgroup 0."""
     import torch
 
     odd = torch.arange(tiles.shape[1], device=tiles.device) % 2 == 1
