@@ -20,7 +20,7 @@ struct Ring {
     __device__ u32 data(int n = 0) const { return smem_base() + ahead(n) * ITEM; }
     __device__ void wait_full(int n = 0) const {  // by a lane of each warp: a barrier takes its lanes one after another
         if (!ELECT || (threadIdx.x & 31) == 0) mbar_wait(bars() + ahead(n) * 8, slot + n < SLOTS ? phase : phase ^ 1);
-        __syncwarp();
+        if (ELECT) __syncwarp();
     }
     // Item n from here (before it, if n is negative) has been read by `share` more of the block's eight warps' worth.
     __device__ void release(int n, u32 share) const {
