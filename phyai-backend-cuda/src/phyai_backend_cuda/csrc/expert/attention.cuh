@@ -1,5 +1,6 @@
 // Stage B: attention of the chunk's queries over one key and value head, split over 16 tiles of 64 keys (flash
-// decoding). A block has one query head and every 16th tile; then the head's 16 blocks combine 16 columns each.
+// decoding). A block has one query head and every 16th tile; then the head's 16 blocks combine 16 columns each. Tiles
+// come through the ring with the prefix's keys; those of this step are put behind them here (`Keys` in layout.cuh).
 #pragma once
 #include "expert/consumer.cuh"
 
@@ -8,11 +9,12 @@ __device__ __forceinline__ float power2(float x) {  // 2^x; denormal results bec
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// Put a tile's new keys, behind those of the prefix, into its items of the ring: warpgroup 1, 16 bytes a thread at a time.
-// The first of the values are asked for before the keys are there.
+
+// A tile's new keys and values on their way into its items of the ring: warpgroup 1, 16 bytes a thread at a time, 4 keys
+// together. The first values are asked for before the keys are there.
 struct Patch {
-    const char* from;  // this thread's unit of the first of its keys
-    int row, units, stride;  // its row in the tile; how many units of all threads there are; bytes to a thread's next key
+    const char* from;        // this thread's unit of the first of its keys
+    int row, units, stride;  // that key's row in the tile; units of all threads; bytes to the thread's next key
     int thread;
 
     __device__ Patch(const Consumer& c, const Tile& tile, int t, int tiles, u32 use) : thread(c.tid & 127) {
@@ -81,8 +83,8 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
 // What exponents are relative to: where every row sees a key of every tile, the maximum.
 __device__ __forceinline__ float relative_to(float maximum) { return FIXED && maximum == NEG_INF ? 0.0f : maximum; }
 
-// Weights e^(s - maximum) as fragments, with the running maxima m, sums l, and factors f of what was there before. A
-// fixed row sees the first of the new keys as well, and no other of them: of some tiles it may see none.
+// Weights e^(s - maximum) as fragments, with the running maxima m, sums l, and factors f of what was there before. Rows
+// see the tile's first `keys` keys; fixed rows, which see the first of the new keys and no other, its first `fixed`.
 __device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int keys, int fixed, float (&m)[2],
                                         float (&l)[2], float (&f)[2], uint4 (&weights)[4]) {
     const float scale = 1.4426950408889634f / 16.0f;  // log2(e) / sqrt(HD)
@@ -94,10 +96,12 @@ __device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int k
             if ((i >> 2) * 8 + 2 * c.q() + (i & 1) >= seen[i >> 1 & 1]) s[i] = NEG_INF;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        float top[4];
+        float top[4];  // a tree, not a chain
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            top[i] = fmaxf(fmaxf(s[i * 8 + h * 2], s[i * 8 + h * 2 + 1]), fmaxf(s[i * 8 + 4 + h * 2], s[i * 8 + 5 + h * 2]));
+        for (int i = 0; i < 4; ++i) {
+            const float* v = s + i * 8 + h * 2;
+            top[i] = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[4], v[5]));
+        }
         float mx = fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
         mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 1));
         mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 2));
@@ -109,7 +113,8 @@ __device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int k
     u32 e[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-        const float a = power2(fmaf(s[2 * i], scale, -relative_to(m[i & 1]))), b = power2(fmaf(s[2 * i + 1], scale, -relative_to(m[i & 1])));
+        const float base = -relative_to(m[i & 1]);
+        const float a = power2(fmaf(s[2 * i], scale, base)), b = power2(fmaf(s[2 * i + 1], scale, base));
         l[i & 1] += a + b;
         e[i] = pack_bf16(a, b);
     }
@@ -139,7 +144,8 @@ template <int I> __device__ __forceinline__ void publish_split(const Consumer& c
     const Params& p = c.p;
     const u32 tag = use & 1 ^ 1;
     const int reader = c.rank() * 16 + c.group() * 8 + (c.q() >> 1);
-    char* to = computed(p.opart + ((reader * SPLITS + c.cluster()) * ROWS + c.tile() * 16 + c.g()) * 32 + (c.q() & 1) * 16);
+    const int first = (reader * SPLITS + c.cluster()) * ROWS + c.tile() * 16 + c.g();
+    char* to = computed(p.opart + first * 32 + (c.q() & 1) * 16);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         if (c.tile() * 16 + c.g() + h * 8 >= MQ) continue;
@@ -159,18 +165,20 @@ __device__ __forceinline__ const char* maxima(const Consumer& c, u32 use) {
 }
 __device__ __forceinline__ void ask_maxima(const Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const char* mls = maxima(c, use);
+    const int active = (c.tid >> 2) < MQ ? min(tiles, SPLITS) - (c.tid & 1) : 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         v[i] = make_uint2(__float_as_uint(NEG_INF), 0);
-        if ((c.tid >> 2) < MQ && 2 * i + (c.tid & 1) < min(tiles, SPLITS)) v[i] = load_relaxed2<false>(mls + i * (2 * ROWS * 8));
+        if (2 * i < active) v[i] = load_relaxed2<false>(mls + i * (2 * ROWS * 8));
     }
 }
 
-// One tile of 64 keys: warpgroup 0 multiplies q and k and takes the softmax; both multiply with two of the four column
-// chunks of v. After the LAST of a block's tiles what it has is published.
+// One tile: warpgroup 0 multiplies q and k and takes the softmax; both multiply with two of the four column chunks of v.
+// After the last of the block's tiles maxima and sums are published while v is multiplied, and the first half of o while
+// the other half is. (The wait for that half must stand in no branch, or ptxas serializes all products.)
 template <bool FIRST>
-__device__ __forceinline__ void attend_tile(Consumer& c, const Keys& keys, int t, const char* queries, float (&o)[2][32],
-                                            float (&m)[2], float (&l)[2], u32 use, bool last) {
+__device__ __forceinline__ void attend_tile(Consumer& c, const Keys& keys, int t, const char* queries,
+                                            float (&o)[2][32], float (&m)[2], float (&l)[2], u32 use, bool last) {
     const Tile here = keys.tile(t);
     const u32 area = c.take_scratch() + (c.tid & 127) * 16;
     uint4 weights[4];
@@ -226,6 +234,7 @@ __device__ __forceinline__ void attend_tile(Consumer& c, const Keys& keys, int t
     c.mark();
 }
 
+// All tiles of a block, which has one at least; then asks for the head's maxima and sums.
 __device__ void attend(Consumer& c, const Keys& keys, u32 use, uint2 (&mls)[8]) {
     const char* queries = c.copy(c.p.qbuf, use, 32 * TILE) + c.rank() * 4 * TILE + c.unit();
     float o[2][32], m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
@@ -238,12 +247,15 @@ __device__ void attend(Consumer& c, const Keys& keys, u32 use, uint2 (&mls)[8]) 
     publish_split<1>(c, o[1], use);
 }
 
-// Two units of every row from all splits of the head; neighbouring threads take the even and the odd splits.
+// Two units of every row from all splits of the head; neighbouring threads take the even and the odd splits. `v` are the
+// splits' maxima and sums, asked for. They are published long before the parts, and their factors are computed while the
+// parts are on their way.
 __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const Params& p = c.p;
     const int active = min(tiles, SPLITS), row = c.tid >> 2, pick = c.tid >> 1 & 1, half = c.tid & 1;
     const bool live = row < MQ;
-    const char* from = computed(p.opart + (((c.rank() * 16 + c.cluster()) * SPLITS + half) * ROWS + row) * 32 + pick * 16);
+    const int first = ((c.rank() * 16 + c.cluster()) * SPLITS + half) * ROWS + row;
+    const char* from = computed(p.opart + first * 32 + pick * 16);
     const char* mls = maxima(c, use);
     const u32 tag = use & 1 ^ 1;
     for (u32 spins = 0;;) {
