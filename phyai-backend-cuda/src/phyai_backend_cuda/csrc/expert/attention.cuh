@@ -2,57 +2,8 @@
 // decoding). A block has one query head and every 16th tile; then the head's 16 blocks combine 16 columns each. Tiles
 // come through the ring with the prefix's keys; those of this step are put behind them here (`Keys` in layout.cuh).
 #pragma once
-#include "expert/consumer.cuh"
-
-__device__ __forceinline__ float power2(float x) {  // 2^x; denormal results become zero
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// A tile's new keys and values on their way into its items of the ring: warpgroup 1, 16 bytes a thread at a time, 4 keys
-// together. The first values are asked for before the keys are there.
-struct Patch {
-    const char* from;        // this thread's unit of the first of its keys
-    int row, units, stride;  // that key's row in the tile; units of all threads; bytes to the thread's next key
-    int thread;
-
-    __device__ Patch(const Consumer& c, const Tile& tile, int t, int tiles, u32 use) : thread(c.tid & 127) {
-        from = c.p.fresh + (use & 1) * FRESH + (t + (thread >> 5) * tiles) * 512 + (thread & 31) * 16;
-        row = tile.old + (thread >> 5);
-        units = tile.fresh * 32;
-        stride = tiles * 4 * 512;
-    }
-    template <int VALUES> __device__ uint4 load(int i) const {
-        return load_relaxed4<true>(from + VALUES * (ROWS * 512) + i * stride);
-    }
-    template <int VALUES> __device__ void put(const Consumer& c, uint4 v) const {
-        const int chunk = thread >> 3 & 3, place = VALUES ? (chunk & 1) * 2 + (chunk >> 1) : chunk;
-        c.ring.wait_full(VALUES * 2);
-        c.ring.wait_full(VALUES * 2 + 1);
-        const u32 to = c.ring.data(VALUES * 2 + (place >> 1)) + (place & 1) * TILE;
-#pragma unroll 1
-        for (int i = 0; i * 128 + thread < units; ++i) {
-            if (i) v = load<VALUES>(i);
-            const int r = row + i * 4;
-            for (u32 spins = 0; max(max(v.x, v.y), max(v.z, v.w)) == EMPTY; v = load<VALUES>(i))
-                if (++spins > SPIN_LIMIT) __trap();
-            store_shared4(to + r * 128 + (((thread & 7) ^ (r & 7)) << 4), v);
-        }
-        fence_async();
-    }
-    __device__ void run(Consumer& c) const {
-        uint4 k[1] = {make_uint4(0, 0, 0, 0)}, v = k[0];
-        if (thread < units) {
-            k[0] = load<0>(0);
-            v = load<1>(0);
-        }
-        c.queries.learn(__any_sync(~0u, missing<1, true>(k)));
-        put<0>(c, k[0]);
-        asm volatile("bar.arrive 2, 256;" ::: "memory");  // `scores` waits for it
-        put<1>(c, v);
-    }
-};
+#include "expert/new_keys.cuh"
+#include "expert/splits.cuh"
 
 // s[64 queries, 64 keys] = q · kᵀ, for one warpgroup; k is the ring's next two items.
 __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* queries) {
@@ -120,57 +71,6 @@ __device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int k
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) weights[i] = make_uint4(e[4 * i], e[4 * i + 1], e[4 * i + 2], e[4 * i + 3]);
-}
-
-// Publish this split's maxima and sums of weights, for the blocks of the head.
-__device__ __forceinline__ void publish_maxima(const Consumer& c, const float (&m)[2], float (&l)[2], u32 use) {
-    const Params& p = c.p;
-    const int own = ((c.rank() * SPLITS + c.cluster()) * ROWS + c.tile() * 16 + c.g()) * 8;
-    char *to = computed(c.copy(p.ml, use, MAXIMA) + own), *empty = computed(c.copy(p.ml, use + 1, MAXIMA) + own);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const int row = c.tile() * 16 + c.g() + h * 8;
-        l[h] += __shfl_xor_sync(~0u, l[h], 1);
-        l[h] += __shfl_xor_sync(~0u, l[h], 2);
-        if (row >= MQ || c.q()) continue;
-        store_relaxed2(to + h * 64, __float_as_uint(m[h]), __float_as_uint(l[h]));
-        store_empty2(empty + h * 64);
-    }
-}
-
-// Publish a half, I, of this split's sums. A 16-byte unit, 8i + 4j + q of 32, holds what one thread has of four column
-// octets; each of the head's 16 blocks is the reader of two. (Wo's columns are in this order.)
-template <int I> __device__ __forceinline__ void publish_split(const Consumer& c, const float (&o)[32], u32 use) {
-    const Params& p = c.p;
-    const u32 tag = use & 1 ^ 1;
-    const int reader = c.rank() * 16 + c.group() * 8 + (c.q() >> 1);
-    const int first = (reader * SPLITS + c.cluster()) * ROWS + c.tile() * 16 + c.g();
-    char* to = computed(p.opart + first * 32 + (c.q() & 1) * 16);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        if (c.tile() * 16 + c.g() + h * 8 >= MQ) continue;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const float* v = o + i * 16 + h * 2;
-            store_relaxed4(to + (I * 4 + i * 2) * (SPLITS * ROWS * 32) + h * 256,
-                           make_uint4(tagged(pack_bf16(v[0], v[1]), tag), pack_bf16(v[4], v[5]),
-                                      tagged(pack_bf16(v[8], v[9]), tag), pack_bf16(v[12], v[13])));
-        }
-    }
-}
-
-// Where a thread finds the maximum and sum of split 2i + (tid & 1) of its row, 2·ROWS·8 bytes apart.
-__device__ __forceinline__ const char* maxima(const Consumer& c, u32 use) {
-    return computed(c.copy(c.p.ml, use, MAXIMA) + ((c.rank() * SPLITS + (c.tid & 1)) * ROWS + (c.tid >> 2)) * 8);
-}
-__device__ __forceinline__ void ask_maxima(const Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
-    const char* mls = maxima(c, use);
-    const int active = (c.tid >> 2) < MQ ? min(tiles, SPLITS) - (c.tid & 1) : 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        v[i] = make_uint2(__float_as_uint(NEG_INF), 0);
-        if (2 * i < active) v[i] = load_relaxed2<false>(mls + i * (2 * ROWS * 8));
-    }
 }
 
 // One tile: warpgroup 0 multiplies q and k and takes the softmax; both multiply with two of the four column chunks of v.
@@ -245,81 +145,4 @@ __device__ void attend(Consumer& c, const Keys& keys, u32 use, uint2 (&mls)[8]) 
         attend_tile<false>(c, keys, t, queries, o, m, l, use, t + SPLITS >= keys.tiles);
     ask_maxima(c, keys.tiles, use, mls);
     publish_split<1>(c, o[1], use);
-}
-
-// Two units of every row from all splits of the head; neighbouring threads take the even and the odd splits. `v` are the
-// splits' maxima and sums, asked for. They are published long before the parts, and their factors are computed while the
-// parts are on their way.
-__device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
-    const Params& p = c.p;
-    const int active = min(tiles, SPLITS), row = c.tid >> 2, pick = c.tid >> 1 & 1, half = c.tid & 1;
-    const bool live = row < MQ;
-    const int first = ((c.rank() * 16 + c.cluster()) * SPLITS + half) * ROWS + row;
-    const char* from = computed(p.opart + first * 32 + pick * 16);
-    const char* mls = maxima(c, use);
-    const u32 tag = use & 1 ^ 1;
-    for (u32 spins = 0;;) {
-        bool again = false;
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            if (v[i].x == EMPTY) {
-                v[i] = load_relaxed2<false>(mls + i * (2 * ROWS * 8));
-                again = true;
-            }
-        if (!again) break;
-        if (++spins > SPIN_LIMIT) __trap();
-    }
-    uint4 w[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        w[i] = make_uint4(tag, 0, tag, 0);
-        if (live && 2 * i + half < active) w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
-    }
-    float top = NEG_INF, sum = 0.0f, f[8], y[8];  // while the parts are on their way
-#pragma unroll
-    for (int i = 0; i < 8; ++i) top = fmaxf(top, __uint_as_float(v[i].x));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        f[i] = power2(__uint_as_float(v[i].x) - top);
-        sum += f[i] * __uint_as_float(v[i].y);
-    }
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    const float inv = __fdividef(1.0f, sum);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) f[i] *= inv;
-    for (u32 spins = 0;;) {
-        bool again = false;
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            if (untagged(w[i], tag)) {
-                w[i] = load_relaxed4<false>(from + i * (2 * ROWS * 32));
-                again = true;
-            }
-        if (!again) break;
-        if (++spins > SPIN_LIMIT) __trap();
-    }
-#pragma unroll
-    for (int j = 0; j < 8; ++j) y[j] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const u32 pairs[4] = {w[i].x, w[i].y, w[i].z, w[i].w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float2 e = unpack_bf16(pairs[j]);
-            y[2 * j] += f[i] * e.x;
-            y[2 * j + 1] += f[i] * e.y;
-        }
-    }
-    float mine[4];  // of the two threads, each has half of the columns
-#pragma unroll
-    for (int j = 0; j < 4; ++j) mine[j] = (half ? y[4 + j] : y[j]) + __shfl_xor_sync(~0u, half ? y[j] : y[4 + j], 1);
-    if (!live) return;
-    const int unit = c.cluster() * 2 + pick, k_step = (unit >> 2) * 2 + half;
-    const int at = (c.rank() * 4 + (k_step >> 2)) * TILE + fragment(row, (k_step & 3) * 8 + (unit & 3) * 2);
-    char *to = c.copy(p.obuf, use, 32 * TILE) + at, *empty = c.copy(p.obuf, use + 1, 32 * TILE) + at;
-    store_relaxed(to, pack_bf16(mine[0], mine[1]));
-    store_relaxed(to + 8, pack_bf16(mine[2], mine[3]));
-    store_empty(empty);
-    store_empty(empty + 8);
 }

@@ -40,6 +40,11 @@ __device__ __forceinline__ char* computed(char* p) {
     asm volatile("" : "+l"(p));
     return p;
 }
+__device__ __forceinline__ float power2(float x) {  // 2^x; denormal results become zero
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 __device__ __forceinline__ float low_bf16(u32 v) { return __uint_as_float(v << 16); }
 __device__ __forceinline__ float high_bf16(u32 v) { return __uint_as_float(v & 0xFFFF0000u); }
 __device__ __forceinline__ u32 tagged(u32 v, u32 tag) { return (v & ~1u) | tag; }
