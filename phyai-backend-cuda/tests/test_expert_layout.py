@@ -189,7 +189,7 @@ def test_every_key_lies_in_one_tile_and_new_ones_are_spread_evenly(rows: int) ->
 
 @pytest.mark.parametrize("prefix", [20, 300, 968, 1030])
 def test_new_keys_and_values_are_put_where_wgmma_takes_them_from(prefix: int) -> None:
-    """As ``Patch`` of ``csrc/expert/attention.cuh``: 128 threads, 16 bytes each at a time, behind old keys."""
+    """As ``Patch`` of ``csrc/expert/new_keys.cuh``: 128 threads, 16 bytes each at a time, behind old keys."""
     tiles = keys_of_tiles(prefix, M)
     fresh = torch.arange(2 * ROWS * 256).view(2, ROWS, 256)
     for t, (old, new) in enumerate(tiles):
