@@ -16,7 +16,7 @@ __device__ __forceinline__ void scores(Consumer& c, float (&s)[32], const char* 
     const u64 keys[2] = {uniform_desc(c.ring.data()), uniform_desc(c.ring.data(1))};
 #pragma unroll
     for (int i = 0; i < 32; ++i) s[i] = 0.0f;
-    c.queries.learn(c.settle_chunks<true>(q, at, 0, 4));
+    c.settle_chunks<true>(q, at, 0, 4);
     asm volatile("bar.sync 2, 256;" ::: "memory");  // the new keys are there
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void attend_tile(Consumer& c, const Keys& keys, int t
 __device__ void attend(Consumer& c, const Keys& keys, u32 use, uint2 (&mls)[8]) {
     const char* queries = c.copy(c.p.qbuf, use, 32 * TILE) + c.rank() * 4 * TILE + c.unit();
     float o[2][32], m[2] = {NEG_INF, NEG_INF}, l[2] = {0.0f, 0.0f};
-    c.queries.wait();
+    pause(QUERIES_PAUSE);
     attend_tile<true>(c, keys, c.cluster(), queries, o, m, l, use, c.cluster() + SPLITS >= keys.tiles);
 #pragma unroll 1
     for (int t = c.cluster() + SPLITS; t < keys.tiles; t += SPLITS)

@@ -5,24 +5,15 @@
 #include "expert/shared.cuh"
 #include "expert/wgmma_registers.cuh"
 
-// How long to wait, in cycles, before asking for what other blocks are still writing. A futile read is in the way of the
-// words that it looks for, and of everybody else's. No result depends on it.
-struct Pause {
-    u32 cycles;
-    __device__ void wait() const {
-        for (const u32 begin = static_cast<u32>(clock()); static_cast<u32>(clock()) - begin < cycles;) {}
-    }
-    __device__ void learn(bool futile) {
-        if (LEARN) cycles = futile ? min(cycles + UP, 4000) : cycles - min(cycles, DOWN);
-    }
-};
+__device__ __forceinline__ void pause(u32 cycles) {
+    for (const u32 begin = static_cast<u32>(clock()); static_cast<u32>(clock()) - begin < cycles;) {}
+}
 
 struct Consumer {
     const Params& p;
     Ring ring;
     u32 turn = 0;     // the half of the exchange area to use next
     u32 uses = 0;     // how often x has been published
-    Pause queries{QUERIES_PAUSE}, sums[2] = {{SUMS_PAUSE}, {SUMS_PAUSE}};
     int tid;          // all else about a thread is computed from it where it is needed: registers are scarce
 
     __device__ static int block() { return blockIdx.x; }
@@ -98,17 +89,17 @@ struct Consumer {
         return rsqrtf(static_cast<float>(sum >> 8) * (1.0f / SQUARES / D) + p.eps);
     }
 
-    // Until chunks from .. to of `a` are all there. What is not is asked for again, as far as `a` goes: of all that a pass
-    // finds missing, not chunk by chunk. Returns how often.
+    // Until chunks from .. to of `a` are all there. What is missing is asked for again, as far as `a` goes: all
+    // that a look finds missing, not chunk by chunk.
     template <bool WORDS, int LOCAL, typename At>
-    __device__ u32 settle_chunks(uint4 (&a)[LOCAL][4], const At& at, int from, int to) const {
+    __device__ void settle_chunks(uint4 (&a)[LOCAL][4], const At& at, int from, int to) const {
         u32 spins = 0;
         for (;;) {
             u32 top = 0;
 #pragma unroll
             for (int l = 0; l < LOCAL; ++l)
                 if (l >= from && l < to) top = max(top, largest<4, WORDS>(a[l]));
-            if (!__any_sync(~0u, top == EMPTY)) return spins;
+            if (!__any_sync(~0u, top == EMPTY)) return;
 #pragma unroll
             for (int l = 0; l < LOCAL; ++l)
                 if (l >= from) {

@@ -39,11 +39,10 @@ __device__ void publish_parts(Consumer& c, char* mine, const float (&acc)[32], u
 template <int PHASE> __device__ float4 sum_of_parts(Consumer& c, u32 tag) {
     const char* from = c.p.part + PHASE * (G * PARTS) + c.cluster() * PARTS + c.rank() * PART + c.tid * 8;
     uint2 v[RANKS];
-    c.sums[PHASE].wait();
+    pause(SUMS_PAUSE);
 #pragma unroll
     for (int i = 0; i < RANKS; ++i) v[i] = load_relaxed2<false>(from + i * (16 * PARTS));
-    u32 spins = 0;
-    for (;; ++spins) {
+    for (u32 spins = 0;; ++spins) {
         u32 wrong = 0;
 #pragma unroll
         for (int i = 0; i < RANKS; ++i) wrong |= v[i].x ^ tag;
@@ -53,7 +52,6 @@ template <int PHASE> __device__ float4 sum_of_parts(Consumer& c, u32 tag) {
             if ((v[i].x ^ tag) & 1) v[i] = load_relaxed2<false>(from + i * (16 * PARTS));
         if (spins > SPIN_LIMIT) __trap();
     }
-    c.sums[PHASE].learn(spins);
     float4 s = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
     for (int i = 0; i < RANKS; ++i) {

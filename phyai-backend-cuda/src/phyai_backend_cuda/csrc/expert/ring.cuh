@@ -6,9 +6,6 @@
 extern __shared__ __align__(1024) char smem[];  // the ring, what the warpgroups exchange, barriers, x
 __device__ __forceinline__ u32 smem_base() { return smem_u32(smem); }
 
-#ifndef ELECT
-#define ELECT 0
-#endif
 struct Ring {
     int slot = 0;
     u32 phase = 0;
@@ -18,9 +15,8 @@ struct Ring {
     __device__ static u32 bars() { return smem_base() + SLOTS * ITEM + 2 * SCRATCH; }  // full, then empty
     __device__ int ahead(int n) const { return slot + n < SLOTS ? slot + n : slot + n - SLOTS; }
     __device__ u32 data(int n = 0) const { return smem_base() + ahead(n) * ITEM; }
-    __device__ void wait_full(int n = 0) const {  // by a lane of each warp: a barrier takes its lanes one after another
-        if (!ELECT || (threadIdx.x & 31) == 0) mbar_wait(bars() + ahead(n) * 8, slot + n < SLOTS ? phase : phase ^ 1);
-        if (ELECT) __syncwarp();
+    __device__ void wait_full(int n = 0) const {
+        mbar_wait(bars() + ahead(n) * 8, slot + n < SLOTS ? phase : phase ^ 1);
     }
     // Item n from here (before it, if n is negative) has been read by `share` more of the block's eight warps' worth.
     __device__ void release(int n, u32 share) const {
