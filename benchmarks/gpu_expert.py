@@ -173,7 +173,7 @@ def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor]) -> dict[
     """Relative error of every intermediate of the last layer run, read back from the kernel's scratch."""
     m, t, device = model.m, expert.tensors, expert.tensors["act"].device
     last, layers = len(model.layers) - 1, len(model.layers)
-    use, x_use = model.steps * layers - 1, model.steps * (layers + 1) - 1  # the last ones: which copy they are in
+    use = model.steps * layers - 1  # the last one: which copy it is in
 
     def fragments(name: str, use: int) -> torch.Tensor:
         pairs = t[name].view(2, -1)[use & 1].view(torch.bfloat16).view(-1, 4, 8, 8, 2, 2)
@@ -198,7 +198,7 @@ def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor]) -> dict[
         "o": error(fragments("obuf", use), seen["o"][:, attention_order(device)]),
         "xs2": error(fragments("xs2", use), seen["x_mid"] * (1 + model.mlp[-1, last, :D])),
         "act": error(fragments("act", use), seen["act"]),
-        "xs1": error(fragments("xs1", x_use), seen["x"] * (1 + model.final[-1, :D])),
+        "xf": error(fragments("xf", model.steps - 1), seen["x"] * (1 + model.final[-1, :D])),
     }  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def time_variant(model: Model, defines: dict[str, int]) -> dict[str, Any]:
     if defines.get("TRACE"):
         embedding = 0 if model.embedding is None else 2  # marks of the product in front of the first layer
         marks = expert.tensors["trace"].flatten()[: 128 * defines["TRACE"]].view(128, -1)[:, embedding:]
-        whole = (marks.shape[1] - 1) // len(MARKS) * len(MARKS)
+        whole = min((marks.shape[1] - 1) // len(MARKS), len(model.layers)) * len(MARKS)  # of the first step
         spans = (marks[:, 1:] - marks[:, :-1]).double()[:, len(MARKS) - 1 : whole - 1]  # the first ends "A wait"
         spans = spans.view(128, -1, len(MARKS)).mean(1)  # the first layer left out
         result["cycles_mean_max"] = {

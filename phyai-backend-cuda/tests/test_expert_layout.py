@@ -33,6 +33,7 @@ from phyai_backend_cuda.expert.weights import (
     in_fragments,
     pack_by_rank,
     pack_embed,
+    pack_out,
     pack_qkv,
     qkv_order,
     rotate_chunks,
@@ -210,6 +211,13 @@ def test_new_keys_and_values_are_put_where_wgmma_takes_them_from(prefix: int) ->
             assert (rows[len(new) :] == -1).all()
 
 
+def test_every_block_has_all_columns_of_the_actions() -> None:
+    torch.manual_seed(4)
+    x, weight = values(M, 1024), values(32, 1024)
+    packed = pack_out(weight).view(16, 32, 64)
+    assert torch.equal(product(taken_by_wgmma(stored(x), 16), packed, 0)[:M], x @ weight.T)
+
+
 @pytest.mark.parametrize("rows", [1, 10, 50, ROWS])
 @pytest.mark.parametrize("sizes", [EXCHANGE, EXCHANGE | EMBEDDED], ids=["plain", "embedded"])
 def test_a_blank_exchange_waits_for_the_rows_that_are_written(sizes: dict[str, int], rows: int) -> None:
@@ -218,7 +226,6 @@ def test_a_blank_exchange_waits_for_the_rows_that_are_written(sizes: dict[str, i
         for chunk in views[name].view(torch.int16).view(-1, TILE // 2):
             assert (taken_by_wgmma(chunk, 1) == -1).all(1).tolist() == [row < rows for row in range(64)]
     assert not views["ssq"].any()
-    assert not views["done"].any()
     assert all((views[name] == 255).all() for name in ("fresh", "ml"))
 
 

@@ -140,6 +140,11 @@ def pack_embed(weight: torch.Tensor) -> torch.Tensor:
     return rotate_chunks(tiles[block % 16 * RANKS + block // 16], block // ROT).flatten()
 
 
+def pack_out(weight: torch.Tensor) -> torch.Tensor:
+    """``[32, 1024]`` → flat: per chunk of K, all four octets, for every block the same."""
+    return pack_tiles(in_fragments(weight), 8).transpose(0, 1).flatten()
+
+
 def pack_layer(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The four flat packed weights of a layer, in the order of ``LayerWeights``."""
     import torch

@@ -14,7 +14,8 @@
 //      depend on every read of the old value: each reading block has, since that read, passed a `bar.sync` and then
 //      published results on which the writer's own input depends. A read that returned the new value, or a blank that
 //      its reader never saw past, would thus be the cause of itself, which the model excludes (no-thin-air).
-// Data that are not such words (the actions) are published by `add_release` and read after `wait_acquire`.
+// Between two uses of a buffer there must thus be such results. What a block publishes first in a step depends on the last
+// x of the step before, but not on everybody's having read it: that x has a buffer of its own (`xf`), used once a step.
 #pragma once
 #include "hopper.cuh"
 
@@ -79,17 +80,6 @@ template <bool WORDS> __device__ __forceinline__ uint4 load_relaxed4(const void*
 __device__ __forceinline__ void add_relaxed(u64* p, u64 v) {
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-__device__ __forceinline__ void add_release(u32* p) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
-}
-__device__ __forceinline__ void wait_acquire(const u32* p, u32 target) {
-    u32 v = 0;
-    for (u32 spins = 0; v < target; ++spins) {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-        if (spins > SPIN_LIMIT) __trap();
-    }
-}
-
 // The largest of these N·16 bytes' words; of words of 8 bytes, the first half says it for both.
 template <int N, bool WORDS> __device__ __forceinline__ u32 largest(const uint4 (&v)[N]) {
     u32 top = 0;

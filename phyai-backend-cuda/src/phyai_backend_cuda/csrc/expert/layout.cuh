@@ -48,7 +48,7 @@ struct Params {
     // weights, packed
     const char *wqkv, *wo, *wgu, *wd;
     const float *in_w, *in_b;      // [D, AD], [D]
-    const bf16 *out_w;             // [AD, D]
+    const char *out_w;             // packed
     // tables per step (and layer)
     const float *scale1, *gate1, *scale2, *gate2;  // [S, L, D]; scales as 1 + scale
     const float *shift_qkv, *shift_gu;             // [S, L, N] = shift · W, in packed order
@@ -59,7 +59,7 @@ struct Params {
     float *actions;                                // [MQ - FIXED, AD], updated in place
     const char *kbuf, *vbuf;                       // [L, tiles, 4, TILE]
     // exchanged between blocks (see expert/exchange.cuh); words in two copies, the first dimension
-    char *xs1, *xs2;                               // [2, 16, TILE] fragments
+    char *xs1, *xs2, *xf;                          // [2, 16, TILE] fragments: x in front of A, of D, behind all layers
     char *qbuf, *obuf;                             // [2, 32, TILE] fragments
     char *act;                                     // [2, 64, TILE] fragments
     char *fresh;                                   // [2, k and v, ROWS, HD] bf16
@@ -68,7 +68,7 @@ struct Params {
     char *opart;                                   // [H, 16 readers, SPLITS, ROWS, 16] bf16
     char *part;                                    // [C and E, G, RANKS, 4 row tiles, g, q, row + 8, 2] bf16
     u64 *ssq;                                      // [4, ROWS, 16]: the first of each 128 bytes
-    u32 *done;                                     // rows of actions that are done
+    float *kept;                                   // [G, 256, 8]: all actions, by each block's threads; not exchanged
     long long *trace;
     int layers, steps, kv_tiles;
     float eps;

@@ -12,7 +12,7 @@ template <int N8> __device__ void stage_qkv(Consumer& c, int step, int layer, in
     const int row = c.row();
     u64 sum;
     char* to[N8];
-    c.product<N8, 16, false>(acc, c.copy(p.xs1, step * (p.layers + 1) + layer, 16 * TILE), c.block() / 4, [&] {
+    c.product<N8, 16, false>(acc, c.copy(p.xs1, use, 16 * TILE), c.block() / 4, [&] {
         sum = load_relaxed(c.squares(row));
 #pragma unroll
         for (int j = 0; j < N8; ++j) {

@@ -71,5 +71,6 @@ __device__ void produce(const Params& p, int block) {
             for (int i = 0; i < 8; ++i) out.push(gu + i * ITEM, ITEM, true);
             for (int i = 0; i < 4; ++i) out.push(down + i * ITEM, ITEM, true);
         }
+        for (int i = 0; i < 4; ++i) out.push(p.out_w + i * ITEM, ITEM, false);  // the same for all blocks and steps
     }
 }

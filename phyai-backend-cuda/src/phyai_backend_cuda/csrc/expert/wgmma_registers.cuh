@@ -26,6 +26,13 @@ template <> __device__ __forceinline__ void gmma<3>(float (&d)[12], const uint4&
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, p, 1, 1, 0;\n}"
         : D4(d, 0), D4(d, 4), D4(d, 8) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
 }
+template <> __device__ __forceinline__ void gmma<4>(float (&d)[16], const uint4& a, u64 b) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}"
+        : D16(d, 0) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+}
 template <> __device__ __forceinline__ void gmma<8>(float (&d)[32], const uint4& a, u64 b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
