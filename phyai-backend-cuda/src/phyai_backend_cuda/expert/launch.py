@@ -32,7 +32,7 @@ OPTIONAL_FIELDS: tuple[str, ...] = ("fixed", "time", "wembed", "embed_b", "zs")
 #: Bytes of what blocks exchange. A launch starts from a blank copy of these; the first eight come as two copies.
 EXCHANGE: dict[str, int] = {
     "xs1": 2 * 16 * TILE, "xs2": 2 * 16 * TILE, "xf": 2 * 16 * TILE, "qbuf": 2 * 32 * TILE, "obuf": 2 * 32 * TILE,
-    "act": 2 * 64 * TILE, "fresh": 2 * 2 * ROWS * 512, "ml": 2 * HEADS * SPLITS * ROWS * 8, "ssq": 8 * 4 * ROWS * 128,
+    "act": 2 * 64 * TILE, "fresh": 2 * 2 * ROWS * 512, "ml": 2 * HEADS * SPLITS * ROWS * 8, "ssq": 4 * ROWS * 128,
 }  # fmt: skip
 #: What an expert with an embedding exchanges besides, in two copies.
 EMBEDDED: dict[str, int] = {"zs": 2 * 16 * TILE}

@@ -79,11 +79,10 @@ struct Consumer {
 #pragma unroll
         for (int k = 0; k < 4; ++k) v[k] = load_relaxed4<WORDS>(at + k * 2048);
     }
-    __device__ const u64* squares(int row) const { return p.ssq + ((((uses - 1) & 3) * REP + (block() & REP - 1)) * ROWS + min(row, MQ - 1)) * 16; }
+    __device__ const u64* squares(int row) const { return p.ssq + (((uses - 1) & 3) * ROWS + min(row, MQ - 1)) * 16; }
     __device__ float norm(u64 sum, const u64* at) const {  // 1 / rms; the sum's low byte counts the blocks
         u32 spins = 0;
         while ((sum & 255) != G) {
-            if (NPAUSE) pause(NPAUSE);
             sum = load_relaxed(at);
             if (++spins > SPIN_LIMIT) __trap();
         }

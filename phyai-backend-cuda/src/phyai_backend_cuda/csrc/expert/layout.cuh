@@ -23,12 +23,6 @@
 #ifndef SUMS_PAUSE
 #define SUMS_PAUSE 600  // before asking for the other blocks' partial sums of stages C and E
 #endif
-#ifndef REP
-#define REP 1
-#endif
-#ifndef NPAUSE
-#define NPAUSE 0
-#endif
 #ifndef TRACE
 #define TRACE 0  // record the clock at every mark of the first TRACE marks of each block
 #endif

@@ -17,12 +17,10 @@ __device__ void publish(Consumer& c, char* word, u32 use, const float2& f, const
     s += __shfl_xor_sync(~0u, s, 2);
     const int row = c.first_row() + (c.q() & 1) * 8;
     if (c.q() < 2 && row < MQ)
-#pragma unroll
-        for (int i = 0; i < REP; ++i)
-            add_relaxed(p.ssq + (((c.uses & 3) * REP + i) * ROWS + row) * 16, __float2ull_rn(s * SQUARES) << 8 | 1);
+        add_relaxed(p.ssq + ((c.uses & 3) * ROWS + row) * 16, __float2ull_rn(s * SQUARES) << 8 | 1);
     if (c.owns()) store_empty2(use & 1 ? word - 16 * TILE : word + 16 * TILE);
     // those of three publications ago, which every block has read before it published again
-    if (c.block() < REP && c.tid < MQ) store_relaxed2(p.ssq + (((c.uses + 2 & 3) * REP + c.block()) * ROWS + c.tid) * 16, 0, 0);
+    if (c.block() == 0 && c.tid < MQ) store_relaxed2(p.ssq + ((c.uses + 2 & 3) * ROWS + c.tid) * 16, 0, 0);
 }
 
 // Publish this block's part of a W for the 8 blocks of the same columns: octet j of y is rank j's. What blocks pass on is
