@@ -73,9 +73,9 @@ __device__ __forceinline__ void softmax(const Consumer& c, float (&s)[32], int k
     for (int i = 0; i < 4; ++i) weights[i] = make_uint4(e[4 * i], e[4 * i + 1], e[4 * i + 2], e[4 * i + 3]);
 }
 
-// One tile: warpgroup 0 multiplies q and k and takes the softmax; both multiply with two of the four column chunks of v.
-// After the last of the block's tiles maxima and sums are published while v is multiplied, and the first half of o while
-// the other half is. (The wait for that half must stand in no branch, or ptxas serializes all products.)
+// One tile: warpgroup 0 multiplies q and k and takes the softmax; both multiply with two of the four column chunks of
+// v. After the last of the block's tiles maxima and sums are published while v is multiplied, and the first half of o
+// while the other half is. (The wait for that half must stand in no branch, or ptxas serializes all products.)
 template <bool FIRST>
 __device__ __forceinline__ void attend_tile(Consumer& c, const Keys& keys, int t, const char* queries,
                                             float (&o)[2][32], float (&m)[2], float (&l)[2], u32 use, bool last) {

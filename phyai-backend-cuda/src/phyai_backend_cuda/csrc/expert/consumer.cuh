@@ -113,10 +113,10 @@ struct Consumer {
 
     // acc = A[64, K of this warpgroup] · W[8·N8, the same K]ᵀ. Of CHUNKS (a power of two) chunks of 64 columns the
     // warpgroups take every other one. The first differs between blocks that read the same, so that they do not all
-    // ask the same slices of L2 at once; the weights are packed in the same order. All chunks are asked for at once when
-    // the first words of one are there (that alone keeps L2 free of futile reads), and multiplied four at a time: waiting
-    // for each alone costs more instructions, waiting for all leaves the tensor core idle. `late` asks for what is needed
-    // after the product, when nothing waits for it any more: loads in flight wait for each other.
+    // ask the same slices of L2 at once; the weights are packed in the same order. All chunks are asked for at once
+    // when the first words of one are there (that alone keeps L2 free of futile reads), and multiplied four at a time:
+    // waiting for each alone costs more instructions, waiting for all leaves the tensor core idle. `late` asks for what
+    // is needed after the product, when nothing waits for it any more: loads in flight wait for each other.
     template <int N8, int CHUNKS, bool WORDS, typename Late>
     __device__ void product(float (&acc)[N8 * 4], const char* src, int first, const Late& late) {
         constexpr int LOCAL = CHUNKS / 2, PER = N8 == 8 ? 1 : 2;  // chunks, and those of an item of the ring
@@ -155,8 +155,8 @@ struct Consumer {
         release(-1);
         mark();
     }
-    // The sum of both warpgroups' products, by rows: warpgroup 0 gets its rows 16t + g, warpgroup 1 rows 16t + g + 8, two
-    // adjacent columns of each octet.
+    // The sum of both warpgroups' products, by rows: warpgroup 0 gets its rows 16t + g, warpgroup 1 rows 16t + g + 8,
+    // two adjacent columns of each octet.
     template <int N8> __device__ void exchange_rows(const float (&acc)[N8 * 4], float (&y)[N8][2]) {
         const u32 area = take_scratch() + (tid & 127) * 8;
 #pragma unroll
@@ -172,8 +172,9 @@ struct Consumer {
             y[j][1] = (group() ? acc[j * 4 + 3] : acc[j * 4 + 1]) + v.y;
         }
     }
-    // The same by octets: warpgroup w gets octets 4w .. + 3; of each, two columns of row 16t + g, then of row 16t + g + 8.
-    // Warpgroup 1's weights have the octets 4 .. 7 in front of 0 .. 3: each warpgroup keeps the first half of what it has.
+    // The same by octets: warpgroup w gets octets 4w .. + 3; of each, two columns of row 16t + g, then of row 16t + g +
+    // 8. Warpgroup 1's weights have the octets 4 .. 7 in front of 0 .. 3: each warpgroup keeps the first half of what
+    // it has.
     __device__ void exchange_octets(const float (&acc)[32], float4 (&y)[4]) {
         const u32 area = take_scratch() + (tid & 127) * 16;
 #pragma unroll

@@ -1,5 +1,5 @@
-// The ends of a denoising step: actions to x, and x to actions. Every block computes all actions, for it needs them all,
-// and its own columns of x.
+// The ends of a denoising step: actions to x, and x to actions. Every block computes all actions, for it needs them
+// all, and its own columns of x.
 #pragma once
 #include "expert/consumer.cuh"
 
@@ -7,7 +7,7 @@ __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __e
 
 // a Win + bias: what this thread of warpgroup 0 has of x in front of the first layer, or of EMBED; of no row, zero.
 class Entry {
-    static constexpr int ROW = AD * 4 + 16;  // bytes of a row of actions in shared memory: no two rows in the same banks
+    static constexpr int ROW = AD * 4 + 16;  // bytes of a row of actions in shared memory: rows are in different banks
     float4 w[2][AD / 4];
     float2 bias;
 
@@ -103,8 +103,8 @@ __device__ float4 next_entry(Consumer& c, int step, const char* xs) {
     return make_float4(0.f, 0.f, 0.f, 0.f);
 }
 
-// With EMBED: silu(x + time) Wembed + bias instead of x. Like stage A, and a block's octet of columns is that of x which
-// it owns.
+// With EMBED: silu(x + time) Wembed + bias instead of x. Like stage A, and a block's octet of columns is that of x
+// which it owns.
 __device__ float4 embed(Consumer& c, int step, const float4& x) {
     const Params& p = c.p;
     float acc[4], y[1][2];

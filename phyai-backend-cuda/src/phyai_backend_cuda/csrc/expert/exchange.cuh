@@ -14,8 +14,9 @@
 //      depend on every read of the old value: each reading block has, since that read, passed a `bar.sync` and then
 //      published results on which the writer's own input depends. A read that returned the new value, or a blank that
 //      its reader never saw past, would thus be the cause of itself, which the model excludes (no-thin-air).
-// Between two uses of a buffer there must thus be such results. What a block publishes first in a step depends on the last
-// x of the step before, but not on everybody's having read it: that x has a buffer of its own (`xf`), used once a step.
+// Between two uses of a buffer there must thus be such results. What a block publishes first in a step depends on the
+// last x of the step before, but not on everybody's having read it: that x has a buffer of its own (`xf`), used once a
+// step.
 #pragma once
 #include "hopper.cuh"
 
@@ -101,8 +102,9 @@ template <bool WORDS> __device__ __forceinline__ void renew(uint4& v, const void
                      "setp.eq.u32 p, m, 0xFFFFFFFF;\n@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
                      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p) : "memory");
     else
-        asm volatile("{\n.reg .pred p;\n.reg .u32 m;\n.reg .b64 v, w;\nmax.u32 m, %0, %2;\nsetp.eq.u32 p, m, 0xFFFFFFFF;\n"
-                     "mov.b64 v, {%0, %1};\nmov.b64 w, {%2, %3};\n@p ld.relaxed.gpu.global.v2.b64 {v, w}, [%4];\n"
+        asm volatile("{\n.reg .pred p;\n.reg .u32 m;\n.reg .b64 v, w;\nmax.u32 m, %0, %2;\n"
+                     "setp.eq.u32 p, m, 0xFFFFFFFF;\nmov.b64 v, {%0, %1};\nmov.b64 w, {%2, %3};\n"
+                     "@p ld.relaxed.gpu.global.v2.b64 {v, w}, [%4];\n"
                      "mov.b64 {%0, %1}, v;\nmov.b64 {%2, %3}, w;\n}"
                      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p) : "memory");
 }

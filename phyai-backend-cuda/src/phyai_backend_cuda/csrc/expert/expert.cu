@@ -14,8 +14,8 @@
 // x stays in shared memory, in fp32: block 16r + c owns columns 64c + 8r .. + 8 of every row. What others read of it is
 // bf16(x · (1 + scale)); its norm 1/rms(x) multiplies the product afterwards, and shift·W is a table, so
 // norm(x)(1 + scale) + shift costs no pass of its own. Every reduction has a fixed order: results are reproducible.
-// Blocks meet in words that say themselves whether they are there: see expert/exchange.cuh. The launch is cooperative, which
-// is what makes all blocks run at the same time.
+// Blocks meet in words that say themselves whether they are there: see expert/exchange.cuh. The launch is cooperative,
+// which is what makes all blocks run at the same time.
 #include "expert/attention.cuh"
 #include "expert/ends.cuh"
 #include "expert/products.cuh"

@@ -2,8 +2,8 @@
 #pragma once
 #include "expert/consumer.cuh"
 
-// A tile's new keys and values on their way into its items of the ring: warpgroup 1, 16 bytes a thread at a time, 4 keys
-// together. The first values are asked for before the keys are there.
+// A tile's new keys and values on their way into its items of the ring: warpgroup 1, 16 bytes a thread at a time, 4
+// keys together. The first values are asked for before the keys are there.
 struct Patch {
     const char* from;        // this thread's unit of the first of its keys
     int row, units, stride;  // that key's row in the tile; units of all threads; bytes to the thread's next key

@@ -23,9 +23,9 @@ __device__ void publish(Consumer& c, char* word, u32 use, const float2& f, const
     if (c.block() == 0 && c.tid < MQ) store_relaxed2(p.ssq + ((c.uses + 2 & 3) * ROWS + c.tid) * 16, 0, 0);
 }
 
-// Publish this block's part of a W for the 8 blocks of the same columns: octet j of y is rank j's. What blocks pass on is
-// bf16, as a product's output is where products are kernels of their own.
-// PHASE 0 and 1 of a layer have areas of their own.
+// Publish this block's part of a W for the 8 blocks of the same columns: octet j of y is rank j's. What blocks pass on
+// is bf16, as a product's output is where products are kernels of their own. PHASE 0 and 1 of a layer have areas of
+// their own.
 constexpr int PART = 1024, PARTS = RANKS * PART;  // bytes of what one block gives another, and all others
 __device__ void publish_parts(Consumer& c, char* mine, const float (&acc)[32], u32 tag) {
     float4 y[4];

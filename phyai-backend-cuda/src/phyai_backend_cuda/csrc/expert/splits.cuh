@@ -1,4 +1,5 @@
-// What the 16 blocks of a head, which have every 16th tile of keys each, publish for each other, and how they combine it.
+// What the 16 blocks of a head, which have every 16th tile of keys each, publish for each other, and how they combine
+// it.
 #pragma once
 #include "expert/consumer.cuh"
 
@@ -53,9 +54,9 @@ __device__ __forceinline__ void ask_maxima(const Consumer& c, int tiles, u32 use
     }
 }
 
-// Two units of every row from all splits of the head; neighbouring threads take the even and the odd splits. `v` are the
-// splits' maxima and sums, asked for. They are published long before the parts, and their factors are computed while the
-// parts are on their way.
+// Two units of every row from all splits of the head; neighbouring threads take the even and the odd splits. `v` are
+// the splits' maxima and sums, asked for. They are published long before the parts, and their factors are computed
+// while the parts are on their way.
 __device__ void combine(Consumer& c, int tiles, u32 use, uint2 (&v)[8]) {
     const Params& p = c.p;
     const int active = min(tiles, SPLITS), row = c.tid >> 2, pick = c.tid >> 1 & 1, half = c.tid & 1;

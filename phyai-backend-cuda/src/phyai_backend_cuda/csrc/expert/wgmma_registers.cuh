@@ -2,8 +2,8 @@
 #pragma once
 #include "hopper.cuh"
 
-// d[64 × 8·N8] += A[64 × 16] · B[8·N8 × 16]ᵀ, A in registers, B K-major in shared memory. A thread of lane 4g + q holds,
-// of rows g and g + 8 of its warp's 16, columns 2q and 2q + 1 in x and y, columns 2q + 8 and 2q + 9 in z and w.
+// d[64 × 8·N8] += A[64 × 16] · B[8·N8 × 16]ᵀ, A in registers, B K-major in shared memory. A thread of lane 4g + q
+// holds, of rows g and g + 8 of its warp's 16, columns 2q and 2q + 1 in x and y, columns 2q + 8 and 2q + 9 in z and w.
 template <int N8> __device__ __forceinline__ void gmma(float (&d)[N8 * 4], const uint4& a, u64 b);
 template <> __device__ __forceinline__ void gmma<1>(float (&d)[4], const uint4& a, u64 b) {
     asm volatile(
