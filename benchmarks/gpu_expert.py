@@ -25,7 +25,7 @@ MARKS = (
     "C wait", "C product", "C write parts", "C reduce", "D wait", "D product", "D write",
     "E wait", "E product", "E write parts", "E reduce",
 )  # fmt: skip
-#: Queries, layers, steps, prefix: one tile of keys to more than a round of them, the new keys in one tile or in two.
+#: Queries, layers, steps, prefix: two tiles of keys to more than a round of them, new keys in all tiles or in some.
 CASES = ((50, 1, 1, 968), (50, 2, 2, 600), (10, 2, 2, 590), (50, 2, 2, 20), (50, 2, 1, 998), (50, 2, 3, 60),
          (10, 2, 2, 1030), (50, 2, 2, 1030), (50, 18, 10, 968))  # fmt: skip
 PREFIX = {"pi05": 968, "pi0": 816}
