@@ -114,9 +114,14 @@ class Case:
 @pytest.mark.parametrize(
     ("queries", "layers", "steps", "prefix"),
     [
-        (50, 2, 2, 968), (50, 1, 1, 998), (50, 1, 1, 20), (10, 2, 2, 590), (10, 1, 1, 1030), (56, 1, 2, 64),
+        (50, 2, 2, 968),
+        (50, 1, 1, 998),
+        (50, 1, 1, 20),
+        (10, 2, 2, 590),
+        (10, 1, 1, 1030),
+        (56, 1, 2, 64),
         (1, 1, 1, 300),
-    ],  # fmt: skip
+    ],
 )
 def test_actions(queries: int, layers: int, steps: int, prefix: int) -> None:
     case = Case(queries, layers, steps, prefix)
