@@ -1,7 +1,7 @@
 """The expert of π0.5 or π0 as one persistent kernel: right against float32 torch, and timed beside torch's own kernels.
 
     python benchmarks/gpu_expert.py --out benchmarks/results/expert.json [--model pi0] [--check] [--baseline]
-        [--variant ""] [--variant SLOTS=12] [--variant AHEAD=4] [--variant TRACE=200]
+        [--variant ""] [--variant SLOTS=12] [--variant QUERIES_PAUSE=0] [--variant TRACE=400]
 
 Random weights at real size: 18 layers, 1024 wide, 10 steps; BF16. π0.5: 50 rows over 968 + 50 keys. π0: 51 rows over
 816 + 51 keys, the first row fixed and blind to the others; norms without modulation, time among the tokens.
@@ -25,9 +25,9 @@ MARKS = (
     "C wait", "C product", "C write parts", "C reduce", "D wait", "D product", "D write",
     "E wait", "E product", "E write parts", "E reduce",
 )  # fmt: skip
-#: Queries, layers, steps, prefix: one tile of keys to more than a round of them, the new keys in one tile or in two.
+#: Queries, layers, steps, prefix: two tiles of keys to more than a round of them, new keys in all tiles or in some.
 CASES = ((50, 1, 1, 968), (50, 2, 2, 600), (10, 2, 2, 590), (50, 2, 2, 20), (50, 2, 1, 998), (50, 2, 3, 60),
-         (50, 18, 10, 968))  # fmt: skip
+         (10, 2, 2, 1030), (50, 2, 2, 1030), (50, 18, 10, 968))  # fmt: skip
 PREFIX = {"pi05": 968, "pi0": 816}
 D, H, HD, FF, AD, EPS = 1024, 8, 256, 4096, 32, 1e-6
 
@@ -162,24 +162,31 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return ((got.float() - want).norm() / want.norm()).item()
 
 
+def prefix_rows(prefix: int, rows: int) -> torch.Tensor:
+    """Where the prefix's keys lie among the rows of all tiles: tile t leaves room for the new keys t, t + tiles, ..."""
+    tiles = -(-(prefix + rows) // 64)
+    room = [64 - len(range(t, rows, tiles)) for t in range(tiles)]
+    return torch.cat([t * 64 + torch.arange(n) for t, n in enumerate(room)])[:prefix]
+
+
 def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor]) -> dict[str, float]:
     """Relative error of every intermediate of the last layer run, read back from the kernel's scratch."""
     m, t, device = model.m, expert.tensors, expert.tensors["act"].device
     last, layers = len(model.layers) - 1, len(model.layers)
-    use, x_use = model.steps * layers - 1, model.steps * (layers + 1) - 1  # the last ones: which copy they are in
+    use = model.steps * layers - 1  # the last one: which copy it is in
 
     def fragments(name: str, use: int) -> torch.Tensor:
-        units = t[name].view(2, -1)[use & 1].view(torch.bfloat16).view(-1, 4, 8, 4, 2, 4)
-        return units.permute(1, 4, 2, 0, 3, 5).reshape(64, -1)[:m]
+        pairs = t[name].view(2, -1)[use & 1].view(torch.bfloat16).view(-1, 4, 8, 8, 2, 2)
+        return pairs.permute(1, 4, 2, 0, 3, 5).reshape(64, -1)[:m]
 
     def cache(name: str, chunks: list[int]) -> torch.Tensor:
         tiles = t[name][last].view(torch.bfloat16).view(-1, 4, 64, 64)[:, chunks]
-        return unpack_tiles(tiles)[: model.prefix]
+        return unpack_tiles(tiles)[prefix_rows(model.prefix, m).to(device)]
 
     order = qkv_order(device)[:HD]
     fresh = t["fresh"].view(2, 2, ROWS, 2 * HD)[use & 1].view(torch.bfloat16)
     queries = t["qbuf"].view(2, H * 4 * TILE)[use & 1].view(torch.bfloat16).view(-1, 4, 8, 4, 2, 2, 2)
-    queries = queries.permute(1, 4, 2, 0, 5, 3, 6).reshape(64, H, HD)[:m]
+    queries = queries.permute(1, 5, 2, 0, 4, 3, 6).reshape(64, H, HD)[:m]  # in the tensor core's order
     before = {} if model.embedding is None else {
         "z": error(fragments("zs", model.steps - 1)[model.front :], seen["z"])
     }  # fmt: skip
@@ -191,7 +198,7 @@ def stages(model: Model, expert: Expert, seen: dict[str, torch.Tensor]) -> dict[
         "o": error(fragments("obuf", use), seen["o"][:, attention_order(device)]),
         "xs2": error(fragments("xs2", use), seen["x_mid"] * (1 + model.mlp[-1, last, :D])),
         "act": error(fragments("act", use), seen["act"]),
-        "xs1": error(fragments("xs1", x_use), seen["x"] * (1 + model.final[-1, :D])),
+        "xf": error(fragments("xf", model.steps - 1), seen["x"] * (1 + model.final[-1, :D])),
     }  # fmt: skip
 
 
@@ -235,7 +242,7 @@ def time_variant(model: Model, defines: dict[str, int]) -> dict[str, Any]:
     if defines.get("TRACE"):
         embedding = 0 if model.embedding is None else 2  # marks of the product in front of the first layer
         marks = expert.tensors["trace"].flatten()[: 128 * defines["TRACE"]].view(128, -1)[:, embedding:]
-        whole = (marks.shape[1] - 1) // len(MARKS) * len(MARKS)
+        whole = min((marks.shape[1] - 1) // len(MARKS), len(model.layers)) * len(MARKS)  # of the first step
         spans = (marks[:, 1:] - marks[:, :-1]).double()[:, len(MARKS) - 1 : whole - 1]  # the first ends "A wait"
         spans = spans.view(128, -1, len(MARKS)).mean(1)  # the first layer left out
         result["cycles_mean_max"] = {

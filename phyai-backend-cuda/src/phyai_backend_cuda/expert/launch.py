@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from phyai_backend_cuda.expert.weights import BLOCKS, HEADS, RANKS, LayerWeights, pack_embed, pack_layer
+from phyai_backend_cuda.expert.weights import BLOCKS, HEADS, RANKS, LayerWeights, pack_embed, pack_layer, pack_out
 from phyai_backend_cuda.runtime.launch import current_stream, load
 
 if TYPE_CHECKING:
@@ -23,22 +23,22 @@ CARVEOUTS = (100, 132, 164, 196, 228)  # KiB of an SM's 256 that can be shared m
 PARAM_FIELDS: tuple[str, ...] = (
     "wqkv", "wo", "wgu", "wd", "in_w", "in_b", "out_w",
     "scale1", "gate1", "scale2", "gate2", "shift_qkv", "shift_gu", "scale_f", "shift_out", "dt", "cos_sin", "lengths",
-    "actions", "kbuf", "vbuf", "xs1", "xs2", "qbuf", "obuf", "act", "fresh", "ml", "opart", "part", "ssq",
-    "done", "trace",
+    "actions", "kbuf", "vbuf", "xs1", "xs2", "xf", "qbuf", "obuf", "act", "fresh", "ml", "opart", "part",
+    "ssq", "kept", "trace",
 )  # fmt: skip
 #: Those that only some experts have; they come last.
 OPTIONAL_FIELDS: tuple[str, ...] = ("fixed", "time", "wembed", "embed_b", "zs")
 
-#: Bytes of what blocks exchange. A launch starts from a blank copy of these; the first seven come as two copies.
+#: Bytes of what blocks exchange. A launch starts from a blank copy of these; the first eight come as two copies.
 EXCHANGE: dict[str, int] = {
-    "xs1": 2 * 16 * TILE, "xs2": 2 * 16 * TILE, "qbuf": 2 * 32 * TILE, "obuf": 2 * 32 * TILE, "act": 2 * 64 * TILE,
-    "fresh": 2 * 2 * ROWS * 512, "ml": 2 * HEADS * SPLITS * ROWS * 8, "ssq": 4 * ROWS * 128, "done": 128,
+    "xs1": 2 * 16 * TILE, "xs2": 2 * 16 * TILE, "xf": 2 * 16 * TILE, "qbuf": 2 * 32 * TILE, "obuf": 2 * 32 * TILE,
+    "act": 2 * 64 * TILE, "fresh": 2 * 2 * ROWS * 512, "ml": 2 * HEADS * SPLITS * ROWS * 8, "ssq": 4 * ROWS * 128,
 }  # fmt: skip
 #: What an expert with an embedding exchanges besides, in two copies.
 EMBEDDED: dict[str, int] = {"zs": 2 * 16 * TILE}
-FRAGMENTS = ("xs1", "xs2", "qbuf", "obuf", "act", "zs")
+FRAGMENTS = ("xs1", "xs2", "xf", "qbuf", "obuf", "act", "zs")
 #: A launch starts with these zero: the first use's tag is one.
-TAGGED: dict[str, int] = {"opart": HEADS * 16 * SPLITS * ROWS * 32, "part": 2 * BLOCKS * RANKS * ROWS * 16}
+TAGGED: dict[str, int] = {"opart": HEADS * 16 * SPLITS * ROWS * 32, "part": 2 * BLOCKS * RANKS * 1024}
 
 
 class _Params(ctypes.Structure):
@@ -51,7 +51,7 @@ class _Params(ctypes.Structure):
 
 def shared_bytes(slots: int) -> int:
     """Shared memory of a block: the ring, what its two warpgroups exchange, barriers, x."""
-    return slots * 2 * TILE + 2 * 16384 + slots * 16 + 2 * ROWS * 16
+    return slots * 2 * TILE + 2 * 16384 + slots * 16 + 128 * 16
 
 
 def carveout(slots: int) -> int:
@@ -92,9 +92,8 @@ def blank_exchange(sizes: Mapping[str, int], rows: int, device: Any = None) -> t
     buffer = torch.full((sum(sizes.values()),), 255, dtype=torch.uint8, device=device)
     views = areas(buffer, sizes)
     views["ssq"].zero_()
-    views["done"].zero_()
     for name in sizes.keys() & FRAGMENTS:
-        units = views[name].view(-1, 4, 8, 4, 2, 8)  # k-step, row tile, row, q, row + 8, bytes
+        units = views[name].view(-1, 4, 8, 8, 2, 4)  # k-step, row tile, row, pair of columns, row + 8, bytes
         row = torch.arange(4)[:, None, None] * 16 + torch.arange(8)[:, None] + torch.arange(2)[None, None] * 8
         units.masked_fill_((row >= rows)[:, :, None, :, None].to(device), 0)
     return buffer
@@ -106,7 +105,7 @@ class Expert:
     ``run`` updates ``actions`` ``[queries, 32]`` fp32 in place. ``lengths`` (int32, on the device) holds the number of
     prefix keys and the position of the first row; ``cos_sin`` is ``[P, 256]`` fp32. With ``fixed`` there is a row in
     front of the actions', the tensor ``fixed`` ``[1024]`` fp32, that sees the prefix and itself. ``defines`` are macros
-    of ``csrc/expert/layout.cuh``: ``SLOTS``, ``AHEAD``, ``TRACE``.
+    of ``csrc/expert/layout.cuh``: ``SLOTS``, ``QUERIES_PAUSE``, ``SUMS_PAUSE``, ``TRACE``.
     """
 
     def __init__(
@@ -131,16 +130,17 @@ class Expert:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
         exchange = EXCHANGE if embedding is None else EXCHANGE | EMBEDDED
-        self._blank = blank_exchange(exchange, rows, device)
-        self._exchange, self._tagged = self._blank.clone(), zeros(sum(TAGGED.values()))
+        self._blank = torch.cat((blank_exchange(exchange, rows, device), zeros(sum(TAGGED.values()))))
+        self._exchange = self._blank.clone()
         self.tensors: dict[str, torch.Tensor] = {
             **dict(zip(("wqkv", "wo", "wgu", "wd"), packed, strict=True)),
             "in_w": aligned(in_weight.float()), "in_b": aligned(in_bias.float()),
-            "out_w": aligned(out_weight.bfloat16()), **tables, "dt": aligned(dt.float()),
+            "out_w": pack_out(out_weight.bfloat16()), **tables, "dt": aligned(dt.float()),
             "cos_sin": aligned(cos_sin.float()), "lengths": zeros(2, dtype=torch.int32),
             "actions": zeros(queries, ACTION_DIM, dtype=torch.float32),
             "kbuf": zeros(n, tiles, 4 * TILE), "vbuf": zeros(n, tiles, 4 * TILE),
-            **areas(self._exchange, exchange), **areas(self._tagged, TAGGED),
+            **areas(self._exchange, exchange | TAGGED),
+            "kept": zeros(BLOCKS, 256, 8, dtype=torch.float32),
             "trace": zeros(BLOCKS, 1024, dtype=torch.int64),
             **({"fixed": zeros(WIDTH, dtype=torch.float32)} if fixed else {}),
             **({} if embedding is None else embedding.tensors()),
@@ -155,7 +155,7 @@ class Expert:
             "expert/expert.cu", "expert", macros, arch="sm_90a", shared_bytes=shared_bytes(slots),
             carveout=carveout(slots),
         )  # fmt: skip
-        self._pack = load("expert/prefix.cu", "pack_kv", {}, arch="sm_90a")
+        self._pack = load("expert/prefix.cu", "pack_kv", {"MQ": rows}, arch="sm_90a")
         self._pointers: torch.Tensor | None = None
 
     def bind_cache(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
@@ -181,6 +181,5 @@ class Expert:
     def run(self) -> torch.Tensor:
         """Every step; ``tensors["actions"]`` holds the noise before and the actions after."""
         self._exchange.copy_(self._blank)
-        self._tagged.zero_()
         self._kernel.launch((BLOCKS,), THREADS, (self._params,), current_stream(), cooperative=True)
         return self.tensors["actions"]

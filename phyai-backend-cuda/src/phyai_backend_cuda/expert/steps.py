@@ -10,7 +10,7 @@ from phyai.facts import Facts, number, whole
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.expert.launch import Embedding, Expert
-from phyai_backend_cuda.expert.weights import LayerWeights, modulation_tables, pack_layer
+from phyai_backend_cuda.expert.weights import LayerWeights, modulation_tables, pack_layer, pack_out
 from phyai_backend_cuda.runtime.memory import readable
 
 
@@ -85,8 +85,9 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
                 expert.tensors[name][i].copy_(packed)
         embedding = embedding_of(new)
         values = {
-            **tables_of(new, renewed), "in_w": new["in_weight"], "in_b": new["in_bias"], "out_w": new["out_weight"],
-            "cos_sin": new["cos_sin"], **({} if embedding is None else embedding.tensors()),
+            **tables_of(new, renewed), "in_w": new["in_weight"], "in_b": new["in_bias"],
+            "out_w": pack_out(new["out_weight"].bfloat16()), "cos_sin": new["cos_sin"],
+            **({} if embedding is None else embedding.tensors()),
         }  # fmt: skip
         for name, value in values.items():
             expert.tensors[name].copy_(value)

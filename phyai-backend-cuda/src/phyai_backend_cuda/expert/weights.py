@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BLOCKS, RANKS = 128, 8
 HEADS, HEAD_DIM, INTERMEDIATE = 8, 256, 4096
+ROT, ROTC = 4, 4
 
 
 @attrs.frozen
@@ -100,12 +101,21 @@ def rotate_chunks(tiles: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     return tiles[torch.arange(tiles.shape[0], device=tiles.device)[:, None], index]
 
 
+def swap_halves(tiles: torch.Tensor) -> torch.Tensor:
+    """``[B, chunks, 64, 64]`` with the halves of the rows of every odd chunk exchanged: warpgroup 1 multiplies
+    those, and has what it keeps of a product in the same registers as warpgroup 0."""
+    import torch
+
+    odd = torch.arange(tiles.shape[1], device=tiles.device) % 2 == 1
+    return torch.where(odd[:, None, None], tiles.roll(32, 2), tiles)
+
+
 def pack_qkv(weight: torch.Tensor) -> torch.Tensor:
     """``[2560, 1024]`` → flat: per block, per chunk of K, the block's octets."""
     import torch
 
     tiles = pack_tiles(in_fragments(weight)[qkv_order(weight.device)], 8)  # [320, 16, 8, 64]
-    block = torch.arange(BLOCKS) // 4
+    block = torch.arange(BLOCKS) // ROT
     narrow_from = first_octet(64)
     wide, narrow = tiles[:narrow_from].reshape(64, 3, 16, 512), tiles[narrow_from:].reshape(64, 2, 16, 512)
     parts = (rotate_chunks(t.transpose(1, 2), first) for t, first in ((wide, block[:64]), (narrow, block[64:])))
@@ -118,7 +128,7 @@ def pack_by_rank(weight: torch.Tensor) -> torch.Tensor:
 
     tiles = pack_tiles(in_fragments(weight), 64)  # [16, K / 64, 64, 64]
     ranks = tiles.reshape(16, RANKS, -1, 64, 64).transpose(0, 1).reshape(BLOCKS, -1, 64, 64)
-    return rotate_chunks(ranks, torch.arange(BLOCKS) % 16 // 4).flatten()
+    return swap_halves(rotate_chunks(ranks, torch.arange(BLOCKS) % 16 // ROTC)).flatten()
 
 
 def pack_embed(weight: torch.Tensor) -> torch.Tensor:
@@ -127,7 +137,12 @@ def pack_embed(weight: torch.Tensor) -> torch.Tensor:
 
     tiles = pack_tiles(in_fragments(weight), 8)  # [128, 16, 8, 64]
     block = torch.arange(BLOCKS, device=weight.device)
-    return rotate_chunks(tiles[block % 16 * RANKS + block // 16], block // 4).flatten()
+    return rotate_chunks(tiles[block % 16 * RANKS + block // 16], block // ROT).flatten()
+
+
+def pack_out(weight: torch.Tensor) -> torch.Tensor:
+    """``[32, 1024]`` → flat: per chunk of K, all four octets, for every block the same."""
+    return pack_tiles(in_fragments(weight), 8).transpose(0, 1).flatten()
 
 
 def pack_layer(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -138,7 +153,7 @@ def pack_layer(layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return (
         pack_qkv(layer.qkv),
         pack_by_rank(layer.o[:, attention_order(layer.o.device)]),
-        rotate_chunks(gate_up, torch.arange(BLOCKS) // 4).flatten(),
+        swap_halves(rotate_chunks(gate_up, torch.arange(BLOCKS) // ROT)).flatten(),
         pack_by_rank(layer.down),
     )
 

@@ -5,6 +5,10 @@
 #include "expert/shared.cuh"
 #include "expert/wgmma_registers.cuh"
 
+__device__ __forceinline__ void pause(u32 cycles) {
+    for (const u32 begin = static_cast<u32>(clock()); static_cast<u32>(clock()) - begin < cycles;) {}
+}
+
 struct Consumer {
     const Params& p;
     Ring ring;
@@ -24,17 +28,20 @@ struct Consumer {
     __device__ int unit() const {
         return (tile() * 16 < MQ ? tile() * 512 : 0) + (tile() * 16 + g() < MQ ? lane() : q()) * 16;
     }
-    __device__ int row() const { return tile() * 16 + g() + group() * 8; }  // of this thread after `exchange`
+    // This thread's rows: two, eight apart, of a fragment, the first of them within MQ or none; and one after
+    // `exchange_rows`.
+    __device__ int first_row() const { return tile() * 16 + g(); }
+    __device__ int row() const { return first_row() + group() * 8; }
     __device__ char* copy(char* base, u32 use, int bytes) const { return base + (use & 1) * bytes; }
 
-    // x: row tid / 2, columns 64·cluster + 8·rank + 4·(tid % 2) .., in shared memory
-    __device__ bool owns() const { return tid < 2 * MQ; }
-    __device__ int own_row() const { return tid >> 1; }
-    __device__ int own_col() const { return cluster() * 64 + rank() * 8 + (tid & 1) * 4; }
+    // x: warpgroup 0's threads have its rows' columns 64·cluster + 8·rank + 2q and the next, in shared memory
+    __device__ bool owns() const { return tid < 128 && first_row() < MQ; }
+    __device__ int own_col() const { return cluster() * 64 + rank() * 8 + 2 * q(); }
+    __device__ int own_word() const { return cluster() * TILE + fragment(first_row(), rank() * 4 + q()); }
     __device__ static u32 x_area() { return smem_base() + SLOTS * ITEM + 2 * SCRATCH + 2 * SLOTS * 8; }
-    __device__ u32 own_x() const { return x_area() + tid * 16; }
-    __device__ float4 own_columns(const float* table) const {
-        return owns() ? *reinterpret_cast<const float4*>(table + own_col()) : make_float4(0.f, 0.f, 0.f, 0.f);
+    __device__ u32 own_x() const { return x_area() + (tid & 127) * 16; }
+    __device__ float2 own_columns(const float* table) const {
+        return owns() ? *reinterpret_cast<const float2*>(table + own_col()) : make_float2(0.f, 0.f);
     }
     __device__ float4 x() const { return owns() ? as_float4(load_shared4(own_x())) : make_float4(0.f, 0.f, 0.f, 0.f); }
     __device__ void set_x(const float4& v) const { store_shared4(own_x(), v); }
@@ -59,25 +66,12 @@ struct Consumer {
         if (lane() == 0) ring.release(n, share);
     }
 
-    // A copy of a fragment, made here. The tensor core wants the words in another order than loads bring them; left to
-    // itself the compiler moves them right behind the loads, which then are all back before the first product begins.
-    __device__ uint4 copied(const uint4& v) const {
-        const u32 zero = static_cast<u32>(p.layers) >> 30;  // which the compiler does not know
-        uint4 t;
-        asm volatile("xor.b32 %0, %4, %8;\nxor.b32 %1, %5, %8;\nxor.b32 %2, %6, %8;\nxor.b32 %3, %7, %8;"
-                     : "=r"(t.x), "=r"(t.y), "=r"(t.z), "=r"(t.w) : "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(zero));
-        return t;
-    }
-
     // Until these N k-steps' fragments, 2,048 bytes apart, are all there; every lane of a warp waits for all of them.
     template <int N, bool WORDS> __device__ static void settle(uint4 (&v)[N], const char* at) {
         u32 spins = 0;
         while (__any_sync(~0u, missing<N, WORDS>(v))) {
 #pragma unroll
-            for (int k = 0; k < N; ++k) {
-                const uint4 one[1] = {v[k]};
-                if (missing<1, WORDS>(one)) v[k] = load_relaxed4<WORDS>(at + k * 2048);
-            }
+            for (int k = 0; k < N; ++k) renew<WORDS>(v[k], at + k * 2048);
             if (++spins > SPIN_LIMIT) __trap();
         }
     }
@@ -85,17 +79,7 @@ struct Consumer {
 #pragma unroll
         for (int k = 0; k < 4; ++k) v[k] = load_relaxed4<WORDS>(at + k * 2048);
     }
-    // Chunk 0's fragments; waiting for the first of them alone keeps L2 free of futile reads.
-    template <bool WORDS> __device__ static void fetch_first(uint4 (&v)[4], const char* at) {
-        uint4 first[1] = {load_relaxed4<WORDS>(at)};
-        settle<1, WORDS>(first, at);
-        v[0] = first[0];
-#pragma unroll
-        for (int k = 1; k < 4; ++k) v[k] = load_relaxed4<WORDS>(at + k * 2048);
-    }
-
-    __device__ const u64* squares(int row) const { return p.ssq + (((uses - 1) & 3) * ROWS + row) * 16; }
-    __device__ const u64* squares() const { return squares(min(row(), MQ - 1)); }
+    __device__ const u64* squares(int row) const { return p.ssq + (((uses - 1) & 3) * ROWS + min(row, MQ - 1)) * 16; }
     __device__ float norm(u64 sum, const u64* at) const {  // 1 / rms; the sum's low byte counts the blocks
         u32 spins = 0;
         while ((sum & 255) != G) {
@@ -105,41 +89,64 @@ struct Consumer {
         return rsqrtf(static_cast<float>(sum >> 8) * (1.0f / SQUARES / D) + p.eps);
     }
 
+    // Until chunks from .. to of `a` are all there. What is missing is asked for again, as far as `a` goes: all
+    // that a look finds missing, not chunk by chunk.
+    template <bool WORDS, int LOCAL, typename At>
+    __device__ void settle_chunks(uint4 (&a)[LOCAL][4], const At& at, int from, int to) const {
+        u32 spins = 0;
+        for (;;) {
+            u32 top = 0;
+#pragma unroll
+            for (int l = 0; l < LOCAL; ++l)
+                if (l >= from && l < to) top = max(top, largest<4, WORDS>(a[l]));
+            if (!__any_sync(~0u, top == EMPTY)) return;
+#pragma unroll
+            for (int l = 0; l < LOCAL; ++l)
+                if (l >= from) {
+                    const char* chunk = at(l);
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) renew<WORDS>(a[l][k], chunk + k * 2048);
+                }
+            if (++spins > SPIN_LIMIT) __trap();
+        }
+    }
+
     // acc = A[64, K of this warpgroup] · W[8·N8, the same K]ᵀ. Of CHUNKS (a power of two) chunks of 64 columns the
     // warpgroups take every other one. The first differs between blocks that read the same, so that they do not all
-    // ask the same slices of L2 at once; the weights are packed in the same order. `sum` is the row's sum of squares.
-    template <int N8, int CHUNKS> __device__ void product(float (&acc)[N8 * 4], const char* src, int first, u64* sum) {
+    // ask the same slices of L2 at once; the weights are packed in the same order. All chunks are asked for at once
+    // when the first words of one are there (that alone keeps L2 free of futile reads), and multiplied four at a time:
+    // waiting for each alone costs more instructions, waiting for all leaves the tensor core idle. `late` asks for what
+    // is needed after the product, when nothing waits for it any more: loads in flight wait for each other.
+    template <int N8, int CHUNKS, bool WORDS, typename Late>
+    __device__ void product(float (&acc)[N8 * 4], const char* src, int first, const Late& late) {
         constexpr int LOCAL = CHUNKS / 2, PER = N8 == 8 ? 1 : 2;  // chunks, and those of an item of the ring
-        constexpr int ASKED = LOCAL < AHEAD ? LOCAL : AHEAD;
+        constexpr int NEED = 4;
         const auto at = [&](int c) { return src + ((2 * c + group() + first) & (CHUNKS - 1)) * TILE + unit(); };
-        uint4 a[LOCAL][4];
-        fetch_first<false>(a[0], at(0));
+        uint4 a[LOCAL][4], one[1] = {load_relaxed4<WORDS>(at(0))};
+        settle<1, WORDS>(one, at(0));
+        a[0][0] = one[0];
 #pragma unroll
-        for (int l = 1; l < ASKED; ++l) fetch<false>(a[l], at(l));
+        for (int l = 0; l < LOCAL; ++l)
+#pragma unroll
+            for (int k = !l; k < 4; ++k) a[l][k] = load_relaxed4<WORDS>(at(l) + k * 2048);
         mark();
 #pragma unroll
         for (int i = 0; i < N8 * 4; ++i) acc[i] = 0.0f;
 #pragma unroll
-        for (int item = 0; item < LOCAL / PER; ++item) {
+        for (int l = 0; l < LOCAL; l += PER) {
             ring.wait_full();
             const u64 w = uniform_desc(ring.data() + group() * (N8 * 1024));
-            if (sum && item == LOCAL / PER - 2) *sum = load_relaxed(squares());
-#pragma unroll
-            for (int j = 0; j < PER; ++j) settle<4, false>(a[item * PER + j], at(item * PER + j));
-            uint4 t[PER * 4];
-#pragma unroll
-            for (int j = 0; j < PER * 4; ++j) t[j] = copied(a[item * PER + j / 4][j % 4]);
+            if (l % NEED == 0) settle_chunks<WORDS>(a, at, l, l + NEED);
             gmma_fence();
 #pragma unroll
             for (int j = 0; j < PER; ++j)
 #pragma unroll
-                for (int k = 0; k < 4; ++k) gmma<N8>(acc, t[j * 4 + k], w + (j * 2 * N8 * 1024 + k * 32) / 16);
+                for (int k = 0; k < 4; ++k) gmma<N8>(acc, a[l + j][k], w + (j * 2 * N8 * 1024 + k * 32) / 16);
             gmma_commit();
-            if (item) {
+            if (l == min((LOCAL - 1) / NEED * NEED + PER, LOCAL - PER)) late();
+            if (l) {
                 gmma_wait<1>();
                 release(-1);
-#pragma unroll
-                for (int l = (item - 1) * PER + ASKED; l < item * PER + ASKED && l < LOCAL; ++l) fetch<false>(a[l], at(l));
             }
             ring.next();
         }
@@ -148,9 +155,9 @@ struct Consumer {
         release(-1);
         mark();
     }
-    // The sum of both warpgroups' products: warpgroup 0 gets its rows 16t + g, warpgroup 1 rows 16t + g + 8, two
-    // adjacent columns of each octet.
-    template <int N8> __device__ void exchange(const float (&acc)[N8 * 4], float (&y)[N8][2]) {
+    // The sum of both warpgroups' products, by rows: warpgroup 0 gets its rows 16t + g, warpgroup 1 rows 16t + g + 8,
+    // two adjacent columns of each octet.
+    template <int N8> __device__ void exchange_rows(const float (&acc)[N8 * 4], float (&y)[N8][2]) {
         const u32 area = take_scratch() + (tid & 127) * 8;
 #pragma unroll
         for (int j = 0; j < N8; ++j) {
@@ -163,6 +170,24 @@ struct Consumer {
             const float2 v = load_shared2(area + ((group() ^ 1) * N8 + j) * 1024);
             y[j][0] = (group() ? acc[j * 4 + 2] : acc[j * 4]) + v.x;
             y[j][1] = (group() ? acc[j * 4 + 3] : acc[j * 4 + 1]) + v.y;
+        }
+    }
+    // The same by octets: warpgroup w gets octets 4w .. + 3; of each, two columns of row 16t + g, then of row 16t + g +
+    // 8. Warpgroup 1's weights have the octets 4 .. 7 in front of 0 .. 3: each warpgroup keeps the first half of what
+    // it has.
+    __device__ void exchange_octets(const float (&acc)[32], float4 (&y)[4]) {
+        const u32 area = take_scratch() + (tid & 127) * 16;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float* give = acc + 16 + j * 4;
+            store_shared4(area + (group() * 4 + j) * 2048, make_float4(give[0], give[1], give[2], give[3]));
+        }
+        sync();
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float* keep = acc + j * 4;
+            const float4 v = as_float4(load_shared4(area + ((group() ^ 1) * 4 + j) * 2048));
+            y[j] = make_float4(keep[0] + v.x, keep[1] + v.y, keep[2] + v.z, keep[3] + v.w);
         }
     }
 };

@@ -14,7 +14,9 @@
 //      depend on every read of the old value: each reading block has, since that read, passed a `bar.sync` and then
 //      published results on which the writer's own input depends. A read that returned the new value, or a blank that
 //      its reader never saw past, would thus be the cause of itself, which the model excludes (no-thin-air).
-// Data that are not such words (the actions) are published by `add_release` and read after `wait_acquire`.
+// Between two uses of a buffer there must thus be such results. What a block publishes first in a step depends on the
+// last x of the step before, but not on everybody's having read it: that x has a buffer of its own (`xf`), used once a
+// step.
 #pragma once
 #include "hopper.cuh"
 
@@ -34,6 +36,19 @@ __device__ __forceinline__ void store_relaxed4(void* p, uint4 v) {
 }
 __device__ __forceinline__ void store_empty(void* p) { store_relaxed(p, EMPTY); }
 __device__ __forceinline__ void store_empty2(void* p) { store_relaxed2(p, EMPTY, EMPTY); }
+__device__ __forceinline__ void store_empty4(void* p) { store_relaxed4(p, make_uint4(EMPTY, EMPTY, EMPTY, EMPTY)); }
+// An address that is computed here, and not where it is used.
+__device__ __forceinline__ char* computed(char* p) {
+    asm volatile("" : "+l"(p));
+    return p;
+}
+__device__ __forceinline__ float power2(float x) {  // 2^x; denormal results become zero
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float low_bf16(u32 v) { return __uint_as_float(v << 16); }
+__device__ __forceinline__ float high_bf16(u32 v) { return __uint_as_float(v & 0xFFFF0000u); }
 __device__ __forceinline__ u32 tagged(u32 v, u32 tag) { return (v & ~1u) | tag; }
 
 __device__ __forceinline__ u64 load_relaxed(const u64* p) {
@@ -66,26 +81,32 @@ template <bool WORDS> __device__ __forceinline__ uint4 load_relaxed4(const void*
 __device__ __forceinline__ void add_relaxed(u64* p, u64 v) {
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-__device__ __forceinline__ void add_release(u32* p) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
-}
-__device__ __forceinline__ void wait_acquire(const u32* p, u32 target) {
-    u32 v = 0;
-    for (u32 spins = 0; v < target; ++spins) {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-        if (spins > SPIN_LIMIT) __trap();
-    }
-}
-
-// Whether something of these N·16 bytes is not there yet: the first half of a word of 8 bytes says it for both.
-template <int N, bool WORDS> __device__ __forceinline__ bool missing(const uint4 (&v)[N]) {
+// The largest of these N·16 bytes' words; of words of 8 bytes, the first half says it for both.
+template <int N, bool WORDS> __device__ __forceinline__ u32 largest(const uint4 (&v)[N]) {
     u32 top = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         top = max(top, max(v[i].x, v[i].z));
         if (WORDS) top = max(top, max(v[i].y, v[i].w));
     }
-    return top == EMPTY;
+    return top;
+}
+// Whether one of them is not there yet.
+template <int N, bool WORDS> __device__ __forceinline__ bool missing(const uint4 (&v)[N]) {
+    return largest<N, WORDS>(v) == EMPTY;
+}
+// Read again what is not there yet, without a branch.
+template <bool WORDS> __device__ __forceinline__ void renew(uint4& v, const void* p) {
+    if (WORDS)
+        asm volatile("{\n.reg .pred p;\n.reg .u32 m, n;\nmax.u32 m, %0, %1;\nmax.u32 n, %2, %3;\nmax.u32 m, m, n;\n"
+                     "setp.eq.u32 p, m, 0xFFFFFFFF;\n@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+                     : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p) : "memory");
+    else
+        asm volatile("{\n.reg .pred p;\n.reg .u32 m;\n.reg .b64 v, w;\nmax.u32 m, %0, %2;\n"
+                     "setp.eq.u32 p, m, 0xFFFFFFFF;\nmov.b64 v, {%0, %1};\nmov.b64 w, {%2, %3};\n"
+                     "@p ld.relaxed.gpu.global.v2.b64 {v, w}, [%4];\n"
+                     "mov.b64 {%0, %1}, v;\nmov.b64 {%2, %3}, w;\n}"
+                     : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p) : "memory");
 }
 // Whether two tagged words, of 4 or of 8 bytes, are not both of this use.
 __device__ __forceinline__ bool untagged(uint2 v, u32 tag) { return ((v.x ^ tag) | (v.y ^ tag)) & 1; }

@@ -10,11 +10,14 @@ __device__ uint4 present(uint4 v) { return make_uint4(present(v.x), present(v.y)
 extern "C" __global__ void __launch_bounds__(256)
 pack_kv(const u64* keys, const u64* values, const int* lengths, char* kbuf, char* vbuf, int stride) {
     const int tile = blockIdx.x, layer = blockIdx.y, prefix = lengths[0];
+    const Keys all(prefix);
+    const Tile here = all.tile(tile);
+    const int end = tile < all.tiles ? here.begin + here.old : 0;
     const size_t base = (size_t(layer) * gridDim.x + tile) * 4 * TILE;
     for (int i = threadIdx.x; i < 64 * 32; i += blockDim.x) {
-        const int row = i >> 5, unit = i & 31, key = tile * 64 + row;
+        const int row = i >> 5, unit = i & 31, key = here.begin + row;
         uint4 k = make_uint4(0, 0, 0, 0), v = k;
-        if (key < prefix) {
+        if (key < end) {
             const bf16* kr = reinterpret_cast<const bf16*>(keys[layer]) + size_t(key) * stride;
             const bf16* vr = reinterpret_cast<const bf16*>(values[layer]) + size_t(key) * stride;
             const uint2 a = *reinterpret_cast<const uint2*>(kr + unit * 4);

@@ -46,16 +46,12 @@ struct Producer {
         else bulk_load(ring.data(), src, bytes, full);
         ring.next();
     }
-    __device__ void reserve() {  // for the consumers to fill
-        mbar_arrive(claim());
-        ring.next();
-    }
 };
 
 __device__ void produce(const Params& p, int block) {
     Producer out{Ring{}};
     const int octets = block < 64 ? 3 : 2;
-    const int old_tiles = p.lengths[0] / 64, tiles = (p.lengths[0] + MQ + 63) / 64;
+    const int tiles = Keys(p.lengths[0]).tiles;
     const size_t L_QKV = size_t(OCTETS) * 16 * 1024, L_O = size_t(G) * 4 * TILE, L_GU = size_t(G) * 16 * TILE,
                  L_D = size_t(G) * 8 * TILE, L_KV = size_t(p.kv_tiles) * 4 * TILE;
     for (int step = 0; step < p.steps; ++step) {
@@ -69,14 +65,12 @@ __device__ void produce(const Params& p, int block) {
             for (int i = 0; i < 4; ++i) out.push(qkv + i * octets * 4096, octets * 4096, true);
             for (int tile = block % SPLITS; tile < tiles; tile += SPLITS) {
                 const size_t at = layer * L_KV + size_t(tile) * 4 * TILE;
-                for (int i = 0; i < 4; ++i) {
-                    if (tile < old_tiles) out.push((i < 2 ? p.kbuf : p.vbuf) + at + (i & 1) * ITEM, ITEM, false);
-                    else out.reserve();  // holds keys of this step
-                }
+                for (int i = 0; i < 4; ++i) out.push((i < 2 ? p.kbuf : p.vbuf) + at + (i & 1) * ITEM, ITEM, false);
             }
             for (int i = 0; i < 2; ++i) out.push(o + i * ITEM, ITEM, true);
             for (int i = 0; i < 8; ++i) out.push(gu + i * ITEM, ITEM, true);
             for (int i = 0; i < 4; ++i) out.push(down + i * ITEM, ITEM, true);
         }
+        for (int i = 0; i < 4; ++i) out.push(p.out_w + i * ITEM, ITEM, false);  // the same for all blocks and steps
     }
 }
