@@ -6,8 +6,8 @@ import attrs
 import pytest
 from fake_calls import CPU, GEMM, Fake, catalog, dispatcher, gemm_site, plain, policy, rule, x
 from phyai.dispatch import Dispatcher
-from phyai.errors import NeedsReload, NoKernelError
-from phyai.kernel import Band
+from phyai.errors import FrozenSiteError, NeedsReload, NoKernelError
+from phyai.kernel import Band, Prepared
 from phyai.op import Tensor
 
 OPT = Band.OPTIMIZED
@@ -118,3 +118,34 @@ def test_a_composite_that_becomes_fused_drops_the_sites_of_its_parts():
     made.replace_policy(policy(rule("fuse", {"op": "mlp"}, pin="f.mlp")))
     assert [s.name for s in made.sites] == ["mlp:mlp"]
     assert made.sites[0].decide(M=5).kernel.id == "f.mlp"
+
+
+def scratch_asking(id, nbytes):
+    """A kernel that asks for a workspace while it is prepared."""
+
+    def prepare(facts, weights, params, resources):
+        resources.workspace("scratch", nbytes)
+        return Prepared(run=lambda *args, **kwargs: id)
+
+    return attrs.evolve(plain(id), prepare=prepare)
+
+
+def test_a_kernel_that_takes_anothers_place_may_ask_for_a_workspace():
+    pytest.importorskip("torch", reason="a workspace is a tensor")
+    made = dispatcher(plain("a.gemm", band=OPT), scratch_asking("b.gemm", 64))
+    site = gemm_site(made)
+    made.freeze()
+    assert made.replace_policy(policy(pin("b.gemm"))).thawed == ("layers.0:gemm",)
+    assert site.run(x(5)) == "b.gemm"
+
+
+def test_workspaces_stay_as_they_are_where_a_new_policy_changes_nothing():
+    pytest.importorskip("torch", reason="a workspace is a tensor")
+    made = dispatcher(plain("a.gemm", band=OPT), plain("b.gemm"))
+    gemm_site(made)
+    made.freeze()
+    made.replace_policy(policy(rule("r", {"op": "gemm"}, prefer=("a.gemm",))))
+    with pytest.raises(NoKernelError):
+        made.replace_policy(policy(pin("no.gemm")))
+    with pytest.raises(FrozenSiteError, match="after freezing"):
+        made.resources.workspace("scratch", 64)

@@ -187,6 +187,23 @@ def test_a_candidate_that_fails_inside_the_model_is_recorded_and_the_rest_put_ba
     model.step()
 
 
+def test_a_candidate_may_ask_for_a_workspace_in_a_model_whose_dispatcher_is_frozen(world, clock):
+    plain = timed("c.activation", clock, 2e-6, band=Band.REFERENCE)
+
+    def prepare(facts, weights, params, resources):
+        resources.workspace("scratch", 64)
+        return plain.prepare(facts, weights, params, resources)
+
+    candidate = attrs.evolve(plain, prepare=prepare)
+    model = Model(catalog(*(k for k in world.kernels if k.op == "activation"), candidate))
+    with recording(model.dispatcher) as seen:
+        model.step()
+    model.dispatcher.freeze()
+    ids = ["a.activation", "c.activation"]
+    results = measure_live(model.dispatcher, seen.calls, ids, model.step, settings=Settings(3, 3), clock=clock)
+    assert results["c.activation"].median == pytest.approx(5 * 2e-6)
+
+
 def test_a_budget_that_ends_inside_the_model_leaves_the_call_out_and_puts_all_back(world, clock):
     model = Model(world)
     with recording(model.dispatcher) as seen:

@@ -269,7 +269,12 @@ class Dispatcher:
             NoKernelError: it leaves a call without a kernel. The old policy stays in force.
         """
         with self._lock:
-            change = replace(self, policy)
+            self.resources.thaw()  # kernels that take others' places may ask for workspaces
+            try:
+                change = replace(self, policy)
+            finally:
+                if self.frozen:
+                    self.resources.freeze()
             self.policy = policy
             self._layouts = Layouts(self.catalog, policy, self.environment)
             if change.thawed:

@@ -52,6 +52,7 @@ def measure_live(
     ``dispatcher.epoch`` grew, and capture them anew. Everything is put back at the end.
     """
     before = {site: site.memo for site in calls}
+    dispatcher.thaw()  # kernels that have not run here before may ask for workspaces
     prepared: dict[str, dict[Site, Memo]] = {}
     problems: dict[str, str] = {}
     for kernel in kernels:
