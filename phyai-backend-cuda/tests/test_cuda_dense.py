@@ -136,10 +136,11 @@ def test_every_form_of_memory(id: str, spec: ArgSpec, form: str, catalog: Catalo
 @pytest.mark.parametrize("overlap", [False, True])
 def test_inputs_are_quantized_in_launches_of_either_kind(overlap: bool, catalog: Catalog, simulated: None) -> None:
     """A kit that draws calls for a time comes to the second kind late, or not at all."""
-    fp8 = {"dtype": "fp8_e4m3", "granularity": "channel"}, {"dtype": "fp8_e4m3", "granularity": "token", "dynamic": True}
+    weight = {"dtype": "fp8_e4m3", "granularity": "channel"}
     call = {
         "dims": {"M": 1, "N": 16, "K": 16}, "dtypes": {"x": "bf16", "weight": "fp8_e4m3", "y": "bf16"},
-        "scheme": dict(zip(("weight", "input"), fp8, strict=True)), "layout": "plain", "params": {"overlap": overlap},
+        "scheme": {"weight": weight, "input": {"dtype": "fp8_e4m3", "granularity": "token", "dynamic": True}},
+        "layout": "plain", "params": {"overlap": overlap},
     }  # fmt: skip
     report = examine_call(granted(BY_ID["cuda.gemm.dense_fp8_a8"], catalog, H200), Case.from_json(OPS["gemm"], call))
     assert not [(check.name, check.reason) for check in report.checks if check.outcome is Outcome.FAILED]
