@@ -36,3 +36,14 @@ def correct_rounding(monkeypatch):
         return rounded.view(torch.uint8 if rounded.element_size() == 1 else torch.int16).numpy().reshape(value.shape)
 
     monkeypatch.setattr(interpreter, "_convert_float", convert)
+
+
+@pytest.fixture
+def nothing_in_front(monkeypatch):
+    """Triton's interpreter, which runs one launch after the other, has no ``griddepcontrol.wait``: there is nothing to
+    wait for. That kernels do wait is seen in what they compile to."""
+    if torch.cuda.is_available():
+        return
+    from phyai_backend_cuda.triton_rows import common
+
+    monkeypatch.setattr(common, "gdc_wait", lambda: None)

@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 
 from phyai_backend_cuda.quantized.activated import _activate_quantize
 from phyai_backend_cuda.quantized.int8 import _int8_product
+from phyai_backend_cuda.quantized.kernels import _quantize
 from phyai_backend_cuda.quantized.normed import _norm_quantize
 from phyai_backend_cuda.triton_rows.norms import _layer_norm, _rms_norm
 from phyai_backend_cuda.triton_rows.rope import _split_rope_write
@@ -43,6 +44,9 @@ CASES = {
         given=None, width=1024, TOP=448.0, FROM="row", PER_ROW=True, BLOCK=1024, OVERLAP=True, COMPILED=True), 8),
     "norm_quantize_int8": (_norm_quantize, dict.fromkeys(("x", "residual", "weight"), "*i32"), dict(
         given=None, width=1024, TOP=127.0, FROM="row", PER_ROW=True, BLOCK=1024, OVERLAP=True, COMPILED=True), 8),
+    "quantize": (_quantize, {"codes": "*fp8e4nv", "codes_step": "i32", "parts": "i32"}, dict(
+        given=None, K=1152, TOP=448.0, LOW=-448.0, HIGH=448.0, FROM="row", PER_ROW=True, ROWS=1, BLOCK=2048, PARTS=1,
+        OVERLAP=True), 8),
     "int8_product": (_int8_product, {"x": "tensordesc<i8[128, 128]>", "w": "tensordesc<i8[128, 128]>"}, dict(
         row_step=1, N=2048, K=2048, COLUMNS=1, bias=None, BIAS=False, BM=128, BN=128, BK=128, OVERLAP=True), 4),
     "split_rope_write": (_split_rope_write, {}, dict(
@@ -76,7 +80,7 @@ def compiled() -> dict[str, Any]:
 
 
 OVERLAPPING = [
-    "activate_quantize", "norm_quantize", "norm_quantize_int8", "int8_product", "split_rope_write",
+    "activate_quantize", "norm_quantize", "norm_quantize_int8", "quantize", "int8_product", "split_rope_write",
     "split_rope_write_scaled", "rms_norm", "layer_norm",
 ]  # fmt: skip
 

@@ -96,7 +96,7 @@ def activated(x: torch.Tensor, activation: int) -> torch.Tensor:
 
 
 @pytest.fixture
-def simulated(monkeypatch: pytest.MonkeyPatch, correct_rounding: None) -> None:
+def simulated(monkeypatch: pytest.MonkeyPatch, correct_rounding: None, nothing_in_front: None) -> None:
     def load(name: str, function: str, defines: Mapping[str, int], *, cluster: int = 1, **_: Any) -> Simulated:
         return Simulated(defines, cluster)
 
@@ -130,6 +130,21 @@ def test_every_form_of_memory(id: str, spec: ArgSpec, form: str, catalog: Catalo
     report = examine_call(granted(BY_ID[id], catalog, H200), case)
     assert not [c.reason for c in report.checks if c.outcome is Outcome.FAILED]
     assert any(c.outcome is Outcome.PASSED for c in report.checks)
+
+
+@on_cpu
+@pytest.mark.parametrize("overlap", [False, True])
+def test_inputs_are_quantized_in_launches_of_either_kind(overlap: bool, catalog: Catalog, simulated: None) -> None:
+    """A kit that draws calls for a time comes to the second kind late, or not at all."""
+    weight = {"dtype": "fp8_e4m3", "granularity": "channel"}
+    call = {
+        "dims": {"M": 1, "N": 16, "K": 16}, "dtypes": {"x": "bf16", "weight": "fp8_e4m3", "y": "bf16"},
+        "scheme": {"weight": weight, "input": {"dtype": "fp8_e4m3", "granularity": "token", "dynamic": True}},
+        "layout": "plain", "params": {"overlap": overlap},
+    }  # fmt: skip
+    report = examine_call(granted(BY_ID["cuda.gemm.dense_fp8_a8"], catalog, H200), Case.from_json(OPS["gemm"], call))
+    assert not [(check.name, check.reason) for check in report.checks if check.outcome is Outcome.FAILED]
+    assert any(check.name == "values" and check.outcome is Outcome.PASSED for check in report.checks)
 
 
 @on_cpu
