@@ -17,6 +17,10 @@
 // Between two uses of a buffer there must thus be such results. What a block publishes first in a step depends on the
 // last x of the step before, but not on everybody's having read it: that x has a buffer of its own (`xf`), used once a
 // step.
+//
+// Sums of squares are not words: 128 blocks add to one by atomics, and who reads it counts them. Block 0 makes a sum zero
+// again two publications before it is added to. That this store comes before those additions is not ordered by the model;
+// it holds because it is thousands of cycles old by then.
 #pragma once
 #include "hopper.cuh"
 
