@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_parts import command_of
 from phyai_backend_cuda.expert.launch import ROWS, TILE, Embedding, Expert
 from phyai_backend_cuda.expert.tiles import unpack_tiles
 from phyai_backend_cuda.expert.weights import LayerWeights, attention_order, modulation_tables, qkv_order
@@ -278,7 +280,8 @@ def main() -> None:
     if pi0 and arguments.baseline:
         parser.error("--baseline has π0.5's expert only")
     report: dict[str, Any] = {
-        "model": arguments.model, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "command": command_of(sys.argv), "model": arguments.model, "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
     }  # fmt: skip
 
     def record(key: str, value: Any) -> None:

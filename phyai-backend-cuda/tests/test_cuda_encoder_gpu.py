@@ -114,6 +114,19 @@ def test_a_product_added_to_the_stream(rows: int, k: int) -> None:
     assert bool(around.isnan().all()), "it writes outside its result"
 
 
+@pytest.mark.parametrize(("width", "inner"), [(192, 2048), (960, 3840)])
+def test_a_width_that_ends_inside_a_cluster_of_blocks_has_its_statistics_and_no_more(width: int, inner: int) -> None:
+    rows, parts_of_it = 100, width // 64
+    x, weight, bias = normal(rows, inner), normal(width, inner, seed=1) / inner**0.5, normal(width)
+    residual = normal(rows, width, seed=2)
+    room = torch.full((parts_of_it + 8, rows, 2), torch.nan, device="cuda")
+    y = torch.empty_like(residual)
+    torch.cuda.synchronize()
+    Adding(weight, bias, Facts({})).added(x, residual, y, room[:parts_of_it])
+    assert bool(room[:parts_of_it].isfinite().all())
+    assert bool(room[parts_of_it:].isnan().all()), "it writes behind its statistics"
+
+
 def prepared(call: SynthesizedCall) -> Any:
     facts = call.facts({"device.arch": "sm90", "device.sm_count": 132})
     return KERNEL.load()(facts, call.weights, {}, Resources())  # type: ignore[arg-type]

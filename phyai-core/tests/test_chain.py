@@ -155,6 +155,22 @@ def test_a_rule_turns_fusing_off_and_replacing_the_policy_on_again():
     assert site.decide(M=4).kernel.id == "mine.block.fused"
 
 
+@pytest.mark.parametrize("how", ["policy", "failure"])
+def test_a_chain_whose_turn_comes_later_may_decide_its_calls_then(how):
+    of = dispatcher(kernel("mine.block", "fused", band=Band.OPTIMIZED))
+    site = chained(of)
+    of.freeze()
+    assert (site.run("x"), [inner.frozen for inner in site.chain.sites]) == ("fused(x)", [True])
+    if how == "policy":
+        off = Rule("off", match({"op": "block"}), restriction=Restriction(("decomposed.block",)))
+        of.replace_policy(Policy(rules=(off,)))
+    else:
+        of.exclude("mine.block", "it failed in a capture")
+    assert [inner.frozen for inner in site.chain.sites] == [False]
+    of.freeze()
+    assert site.run("x") == "chain[layer(x), None]"
+
+
 def test_a_site_without_a_chain_has_fused_kernels_only():
     of = dispatcher()
     site = of.bind("block", attrs={"activation": "silu"}, dtypes={"x": "bf16"}, dims={"D": 8})

@@ -1,6 +1,12 @@
 """The vision tower's layers as one call: what its weights and inputs say is what the layers compute one by one."""
 
 import pytest
+import torch
+from phyai.dispatch import Chain, Dispatcher
+from phyai.environment import Environment
+from phyai.ops.transformer_encoder import OP
+from phyai.policy import parse_policy
+from phyai_models.layers import Stack
 from phyai_models.pi.hosted import LerobotBatch, NewWeights
 from pi_cases import engine, random_batch, random_checkpoint, relative_error
 
@@ -45,3 +51,26 @@ def test_where_a_weight_is_quantized_there_is_no_such_call(name, tmp_path, catal
         running.step(LerobotBatch(random_batch(directory)))
         assert any("quant.scheme" in fact for site in running.dispatcher.sites for fact in site.static)
         assert chosen(running) == []
+
+
+def weights_of(seed):
+    """Two layers 64 wide; those of all layers as one, without copies."""
+    made, sizes = torch.Generator().manual_seed(seed), {"layers": 2, "D": 64, "3*D": 192, "I": 24}
+    full = {t.name: torch.randn([sizes[d] for d in t.dims], generator=made) * 0.1 for t in OP.weights}
+    return {t.name: Stack(list(full[t.name])) if t.dims[0] == "layers" else full[t.name] for t in OP.weights}
+
+
+def test_weights_that_lie_elsewhere_are_taken_for_every_layer(catalog):
+    policy = parse_policy(RULE.format("reference.transformer_encoder"), catalog=catalog).policy
+    dispatcher = Dispatcher(catalog, policy, Environment.detect("cpu", libraries=()))
+    old, new = (
+        dispatcher.bind(
+            "transformer_encoder", role="vision", layer=f"v{seed}", weights=weights_of(seed), attrs={"heads": 1},
+            dtypes={"x": "fp32", "y": "fp32"}, chain=Chain(lambda x, out=None, state=None: x, ()),
+        )
+        for seed in range(2)
+    )  # fmt: skip
+    x = torch.randn(1, 3, 64, generator=torch.Generator().manual_seed(2))
+    assert not torch.allclose(old.run(x), new.run(x))
+    old.refresh(weights_of(1))
+    assert torch.equal(old.run(x), new.run(x))

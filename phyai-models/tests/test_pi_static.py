@@ -5,7 +5,8 @@ import pytest
 import torch
 from phyai.engine import RuntimeConfig
 from phyai.errors import CallError, InputError
-from phyai.policy import load_policy
+from phyai.policy import Policy, Restriction, Rule, load_policy
+from phyai.predicates import match
 from phyai_models.pi.hosted import DeviceBatch, LerobotBatch
 from phyai_models.pi.inputs import STATE
 from phyai_models.pi.model import Savings
@@ -32,6 +33,39 @@ def test_a_padded_batch_gets_the_answer_of_its_own_lengths(family, runtime, tmp_
     with engine(directory, catalog=catalog) as eager, engine(directory, catalog=catalog, runtime=runtime) as static:
         for batch in batches:
             assert relative_error(actions(static, batch), actions(eager, batch)) < 1e-6
+
+
+def rule(op, kernel, **more):
+    return Rule(f"only-{kernel}", match({"op": op, **more}), restriction=Restriction((kernel,)))
+
+
+@pytest.mark.parametrize("how", ["policy", "failure"])
+def test_a_call_of_many_layers_that_is_turned_off_runs_layer_by_layer_from_then_on(how, tmp_path, catalog):
+    directory, op = random_checkpoint(tmp_path, "pi05"), "transformer_encoder"
+    batch = random_batch(directory, batch=1)
+    whole = Policy(rules=(Rule("whole", match({"op": op}), prefer=(f"reference.{op}",)),))
+    with engine(directory, catalog=catalog, policy=whole, runtime=STATIC) as running:
+        site = next(site for site in running.dispatcher.sites if site.op.name == op)
+        want = actions(running, batch)
+        assert [decision.kernel.id for decision in site.decisions] == [f"reference.{op}"]
+        if how == "policy":
+            running.dispatcher.replace_policy(Policy(rules=(rule(op, f"decomposed.{op}"),)))
+        else:
+            running.dispatcher.exclude(f"reference.{op}", "it failed in a capture")
+        got = actions(running, batch)
+        assert [decision.kernel.id for decision in site.decisions] == [f"decomposed.{op}"]
+    assert got.shape == want.shape
+
+
+def test_a_policy_that_changes_something_else_leaves_other_shapes_to_come(tmp_path, catalog):
+    directory = random_checkpoint(tmp_path, "pi05")
+    many = Rule("many", match({"op": "attention", "shape.B": ">=3"}), prefer=("reference.attention",))
+    runtime = attrs.evolve(STATIC, max_batch=2)
+    with engine(directory, catalog=catalog, policy=Policy(rules=(many,)), runtime=runtime) as running:
+        actions(running, random_batch(directory, batch=1))
+        more = (many, rule("embedding", "reference.embedding"))
+        assert running.dispatcher.replace_policy(Policy(rules=more)).thawed
+        assert actions(running, random_batch(directory, batch=2)).shape[0] == 2
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -286,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense(
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int r = row + lane / 4 + 8 * h;
-        if (lane % 4 == 0 && r < M) written[(long long)(column / STATISTICS) * M + r] = sums[h].statistics();
+        if (lane % 4 == 0 && r < M && column < N) written[(long long)(column / STATISTICS) * M + r] = sums[h].statistics();
     }
 #endif
     if (CLUSTER > 1) cluster_wait();

@@ -16,7 +16,15 @@ from phyai.facts import Facts, FactValue, number, whole
 from phyai.kernel import Prepared, Resources
 
 from phyai_backend_cuda.attention import short
-from phyai_backend_cuda.encoder.products import Adding, Folded, Normed, folded, statistics_for, statistics_of
+from phyai_backend_cuda.encoder.products import (
+    Adding,
+    Folded,
+    Normed,
+    folded,
+    statistics_for,
+    statistics_kernel,
+    statistics_of,
+)
 from phyai_backend_cuda.runtime.early import settling
 from phyai_backend_cuda.runtime.memory import described
 from phyai_backend_cuda.triton_rows.norms import prepare_layer_norm
@@ -63,6 +71,7 @@ def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any],
     }  # fmt: skip
     attend = short.prepare(Facts(attention), {}, {}, resources).run
     last = prepare_layer_norm(facts, norm_of(weights), {"overlap": True}, resources)
+    statistics_kernel(torch.bfloat16)  # compiled here, where a failure leaves the call to another kernel
     layers = list(layers_of(facts, weights))
     for layer in layers:
         for product in layer.products:

@@ -14,7 +14,7 @@ from phyai.facts import Facts
 
 from phyai_backend_cuda.dense.product import Product, launch
 from phyai_backend_cuda.dense.tiles import ROWS, Chip, Tile, cost, split_of
-from phyai_backend_cuda.runtime.launch import current_stream, load
+from phyai_backend_cuda.runtime.launch import Kernel, current_stream, load
 from phyai_backend_cuda.runtime.tensor_map import matrix_map
 
 PART = 64  # elements of a row that one pair of statistics is of
@@ -52,9 +52,14 @@ def statistics_for(m: int, columns: int, device: torch.device) -> torch.Tensor:
     return torch.empty(columns // PART, m, 2, dtype=torch.float32, device=device)
 
 
+def statistics_kernel(dtype: torch.dtype) -> Kernel:
+    """What :func:`statistics_of` launches."""
+    return load("statistics.cu", "row_statistics", {"HALF": 1} if dtype == torch.float16 else {}, arch="sm_90a")
+
+
 def statistics_of(x: torch.Tensor, into: torch.Tensor) -> None:
     """Those of ``x [M, columns]``, which no product wrote."""
-    kernel = load("statistics.cu", "row_statistics", {"HALF": 1} if x.dtype == torch.float16 else {}, arch="sm_90a")
+    kernel = statistics_kernel(x.dtype)
     arguments = (
         ctypes.c_void_p(x.data_ptr()), ctypes.c_longlong(x.stride(0)), *map(ctypes.c_int, x.shape),
         ctypes.c_void_p(into.data_ptr()),

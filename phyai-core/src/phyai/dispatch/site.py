@@ -190,7 +190,9 @@ class Site:
     # Freezing
 
     def thaw(self) -> None:
-        """Decide new calls again."""
+        """Decide new calls again, and let the sites of a chain that may come to run in this one's place."""
+        for site in self.chain.sites if self.chain is not None else ():
+            site.thaw()
         self.frozen = False
         self._shortcuts = Shortcuts(self, self.reader.present, dtypes=True)
         self.run = self._shortcuts.run

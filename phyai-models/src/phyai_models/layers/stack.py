@@ -27,5 +27,15 @@ class Stack:
     def __getitem__(self, index: int) -> torch.Tensor:
         return self._tensors[index]
 
+    def copy_(self, other: Sequence[torch.Tensor]) -> Stack:
+        """Write ``other``'s values over this one's, in its memory.
+
+        >>> Stack([torch.zeros(2), torch.zeros(2)]).copy_([torch.ones(2), torch.ones(2)])[1].tolist()
+        [1.0, 1.0]
+        """
+        for mine, new in zip(self._tensors, other, strict=True):
+            mine.copy_(new)
+        return self
+
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(self._tensors)

@@ -43,6 +43,9 @@ class Warmer:
         if self.dispatcher.frozen:
             self.dispatcher.thaw()
             self._epoch = self.dispatcher.epoch
+        for site in self.dispatcher.sites:  # those that a new policy, or a kernel that failed, left as they were
+            if site.frozen:
+                site.thaw()
 
     def record(self, compute: Callable[[], None], prepare: Callable[[], None]) -> Recording:
         """Run ``compute`` as often as its kernels want before they are captured, freeze, and capture it.

@@ -5,7 +5,7 @@
 // alternate between uses: who writes one copy makes the other EMPTY. Or its lowest bit is a tag that alternates between
 // uses, at the cost of that bit of its value (a bf16's last, or an fp32's).
 //
-// Why this is sound under PTX's memory model, although nothing here acquires or releases:
+// Why this works, although nothing here acquires or releases:
 //   1. Every access to a word is `relaxed` at the scope `gpu` and of the word's size (a vector access is one access for
 //      each element), so accesses to a word are atomic and morally strong, and coherence orders them.
 //   2. A word that is there *is* the data. Nothing else is read because of it, and an order between different locations
@@ -18,9 +18,11 @@
 // last x of the step before, but not on everybody's having read it: that x has a buffer of its own (`xf`), used once a
 // step.
 //
-// Sums of squares are not words: 128 blocks add to one by atomics, and who reads it counts them. Block 0 makes a sum zero
-// again two publications before it is added to. That this store comes before those additions is not ordered by the model;
-// it holds because it is thousands of cycles old by then.
+// What PTX's memory model does not promise, and what holds because stores reach L2 long before: (a) a reader must not see
+// the value of two uses ago in a copy that has been blanked since. Nothing orders the blank before its read; it is a layer
+// old by then, 36,000 cycles (a step, for xf and zs). Tagged words do not need it: their reader has seen the use between at
+// the same address. (b) Sums of squares are not words: 128 blocks add to one by atomics, and who reads it counts them. Block
+// 0 makes a sum zero again two publications before it is added to, thousands of cycles.
 #pragma once
 #include "hopper.cuh"
 

@@ -37,7 +37,7 @@ constexpr int ITEM = 2 * TILE;               // bytes of a slot of the ring
 constexpr int SCRATCH = 16384;               // bytes in which the two warpgroups exchange, twice
 constexpr int ROWS = 56;                     // stored rows of partial results
 constexpr int MAXIMA = H * SPLITS * ROWS * 8, FRESH = 2 * ROWS * HD * 2;  // bytes of a copy of these areas
-constexpr float SQUARES = 1048576.0f;        // sums of squares are added up in integers of this many to one
+constexpr float SQUARES = 1048576.0f;        // sums of squares are added up in integers of this many to one, to 2^36
 
 struct Params {
     // weights, packed

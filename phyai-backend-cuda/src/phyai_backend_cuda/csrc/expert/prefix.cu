@@ -1,11 +1,7 @@
 // The cache of the prefix, [keys, HD] rows per layer, in the form that the expert's kernel reads: 64-key tiles of four
 // swizzled 64-column chunks, a key's dimensions i and i + HD/2 side by side, v's chunks in the order 0, 2, 1, 3. Rows
-// past the prefix become zero. What would be EMPTY (two NaNs of all ones) becomes two other NaNs.
-#include "expert/exchange.cuh"
+// past the prefix become zero.
 #include "expert/layout.cuh"
-
-__device__ u32 present(u32 v) { return v == EMPTY ? 0x7FFF7FFFu : v; }
-__device__ uint4 present(uint4 v) { return make_uint4(present(v.x), present(v.y), present(v.z), present(v.w)); }
 
 extern "C" __global__ void __launch_bounds__(256)
 pack_kv(const u64* keys, const u64* values, const int* lengths, char* kbuf, char* vbuf, int stride) {
@@ -28,7 +24,7 @@ pack_kv(const u64* keys, const u64* values, const int* lengths, char* kbuf, char
         }
         const int chunk = unit >> 3, swapped = (chunk & 1) * 2 + (chunk >> 1);
         const size_t at = base + row * 128 + (((unit & 7) ^ (row & 7)) << 4);
-        *reinterpret_cast<uint4*>(kbuf + at + chunk * TILE) = present(k);
-        *reinterpret_cast<uint4*>(vbuf + at + swapped * TILE) = present(v);
+        *reinterpret_cast<uint4*>(kbuf + at + chunk * TILE) = k;
+        *reinterpret_cast<uint4*>(vbuf + at + swapped * TILE) = v;
     }
 }
