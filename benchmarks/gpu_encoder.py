@@ -200,7 +200,7 @@ def ahead(pool: ProcessPoolExecutor) -> None:
         for n, k, activation in (NORMED | ADDING).values():
             own = {"ACTIVATION": 3 if activation else 0}
             plain = tile_for(m, n, k).defines() | own
-            adding = Adding.tile_for(None, m, n, k, Chip()).defines() | own  # type: ignore[arg-type]
+            adding = Adding.tile_for(m, n, k, Chip()).defines() | own
             made += [plain, plain | {"NORMED": k // PART} if n != WIDTH else adding | {"RESIDUAL": 1}]
     compiled(pool, "dense.cu", made)
     compiled(pool, "statistics.cu", [{}])

@@ -183,7 +183,7 @@ def test_a_call_right_after_refresh_reads_the_new_weights() -> None:
     old, new, x = normal(4096, 1024, seed=1), normal(4096, 1024, seed=2), normal(300, 1024)
     want = product(new)(x)
     prepare = BY_ID["cuda.gemm.dense_16bit"].load()
-    prepared = prepare(Facts({}), {"weight": old, "bias": None}, {}, Resources())  # type: ignore[arg-type]
+    prepared = prepare(Facts({}), {"weight": old, "bias": None}, {}, Resources())  # type: ignore[arg-type] - they are of no call site
     prepared.run(x)
     assert prepared.refresh is not None
     prepared.refresh({"weight": new, "bias": None})

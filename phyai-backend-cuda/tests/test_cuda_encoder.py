@@ -209,7 +209,7 @@ def test_a_norm_in_the_weight_errs_no_more_than_one_in_front(mean: float, spread
 @pytest.mark.parametrize(("n", "k"), [(64, 8), (1152, 1152), (1152, 4304), (2048, 2048), (1024, 4096)])
 def test_blocks_that_add_end_with_the_columns_of_one_part(n: int, k: int) -> None:
     for m in (1, 129, 256, 512, 768, 2048):
-        tile = Adding.tile_for(None, m, n, k, Chip())  # type: ignore[arg-type]
+        tile = Adding.tile_for(m, n, k, Chip())
         assert tile.columns // tile.split == PART
         assert tile.cluster <= 4
         assert tile.shared_bytes <= SHARED

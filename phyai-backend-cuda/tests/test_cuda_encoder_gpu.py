@@ -129,7 +129,7 @@ def test_a_width_that_ends_inside_a_cluster_of_blocks_has_its_statistics_and_no_
 
 def prepared(call: SynthesizedCall) -> Any:
     facts = call.facts({"device.arch": "sm90", "device.sm_count": 132})
-    return KERNEL.load()(facts, call.weights, {}, Resources())  # type: ignore[arg-type]
+    return KERNEL.load()(facts, call.weights, {}, Resources())  # type: ignore[arg-type] - they are of no call site
 
 
 def test_a_graph_gives_the_bits_of_the_call_and_sequences_do_not_depend_on_each_other() -> None:

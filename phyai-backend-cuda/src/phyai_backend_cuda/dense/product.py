@@ -53,7 +53,8 @@ class Product:
             self._chosen[rows] = tile, kernel
         return self._chosen[rows]
 
-    def tile_for(self, rows: int, n: int, k: int, chip: Chip) -> Tile:
+    @staticmethod
+    def tile_for(rows: int, n: int, k: int, chip: Chip) -> Tile:
         """The tile for so many rows on such a chip."""
         return tile_for(rows, n, k, chip)
 

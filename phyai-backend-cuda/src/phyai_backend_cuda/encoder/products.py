@@ -94,7 +94,8 @@ class Adding(Product):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, facts: Facts) -> None:
         super().__init__(weight, bias, facts, epilogue={"RESIDUAL": 1})
 
-    def tile_for(self, rows: int, n: int, k: int, chip: Chip) -> Tile:
+    @staticmethod
+    def tile_for(rows: int, n: int, k: int, chip: Chip) -> Tile:
         """Of those whose blocks end with 64 columns each, the fastest."""
         split = split_of(n, k)
         tiles = [

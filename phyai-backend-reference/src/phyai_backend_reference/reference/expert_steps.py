@@ -12,6 +12,7 @@ from phyai.kernel import Prepared, Resources
 from phyai.refresh import in_place
 
 from phyai_backend_reference.numerics import attribute, dtype_of, give, size
+from phyai_backend_reference.reference.activation import FUNCTIONS
 
 
 def _norm(x: torch.Tensor, modulation: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,10 +29,7 @@ def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     heads, eps = attribute(facts, "heads", 1), attribute(facts, "eps", 1e-6)
-    name, dtype = attribute(facts, "activation", "silu"), dtype_of(facts, "y")
-    activation = (
-        F.silu if name == "silu" else lambda x: F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
-    )
+    activation, dtype = FUNCTIONS[attribute(facts, "activation", "silu")], dtype_of(facts, "y")
     steps, head_dim = size(facts, "steps"), size(facts, "head_dim")
     kv_heads, layers = size(facts, "kv_heads"), size(facts, "layers")
 

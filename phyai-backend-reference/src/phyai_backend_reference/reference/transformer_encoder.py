@@ -12,16 +12,14 @@ from phyai.kernel import Prepared, Resources
 from phyai.refresh import in_place
 
 from phyai_backend_reference.numerics import attribute, dtype_of, give, size
+from phyai_backend_reference.reference.activation import FUNCTIONS
 from phyai_backend_reference.reference.attention import attend
 
 
 def prepare(facts: Facts, weights: Mapping[str, Any], params: Mapping[str, Any], resources: Resources) -> Prepared:
     heads, eps = attribute(facts, "heads", 1), attribute(facts, "eps", 1e-5)
-    name, dtype = attribute(facts, "activation", "silu"), dtype_of(facts, "y")
+    activation, dtype = FUNCTIONS[attribute(facts, "activation", "silu")], dtype_of(facts, "y")
     layers = size(facts, "layers")
-
-    def activation(x: torch.Tensor) -> torch.Tensor:
-        return F.silu(x) if name == "silu" else F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
 
     def run(x: torch.Tensor, out: torch.Tensor | None = None, state: object = None) -> torch.Tensor:
         dtypes = {t.dtype for t in (x, *weights.values())}
